@@ -1,0 +1,41 @@
+"""The one error for what a person typed: every problem at once, each with its cure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One wrong key or file: where it is, and what came, what is allowed and the nearest right spelling."""
+
+    key: str
+    message: str
+
+
+class ConfigError(Exception):
+    """Bad input of a person; carries every problem found. The command line prints it and exits with code 2."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+        assert self.problems, "a ConfigError needs a problem"
+        super().__init__(str(self))
+
+    @classmethod
+    def at(cls, key: str, message: str) -> ConfigError:
+        """The error with a single problem."""
+        return cls([Problem(key, message)])
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        width = max(len(problem.key) for problem in self.problems)
+        lines = [f"  {problem.key:<{width}}  {problem.message}" for problem in self.problems]
+        return "\n".join([f"{count} problem{'s' if count > 1 else ''} with what was asked:", *lines])
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'rmsnorm'?` when a known word is near, else nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
