@@ -1,0 +1,105 @@
+"""argv -> a verb, or Hydra: train."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from ablate.errors import ConfigError, did_you_mean
+
+VERBS = {
+    "bench": ("ablate.bench", "steps of two configs in one process; our loop against a bare one; the peak of matrix products"),
+    "count": ("ablate.counting", "parameters, FLOPs and cache bytes of a config"),
+    "sync": ("ablate.trackers", "replay run directories to W&B"),
+}
+"""verb -> the module whose function of the same name takes the rest of argv and gives the exit code; and what it does."""
+
+BAD_INPUT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code; what a person typed wrongly is one message and code 2, never a traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments and "=" not in arguments[0] and arguments[0][0].isalpha():
+            return run_verb(arguments[0], arguments[1:])
+        return hydra_or_train(arguments)
+    except ConfigError as error:
+        print(f"ablate: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("ablate: interrupted", file=sys.stderr)
+        return 130
+
+
+def run_verb(verb: str, rest: list[str]) -> int:
+    if verb not in VERBS:
+        message = f"no such verb; allowed: {', '.join(VERBS)}, or overrides such as norm=layernorm{did_you_mean(verb, VERBS)}"
+        raise ConfigError.at(verb, message)
+    module, _ = VERBS[verb]
+    code: int = getattr(importlib.import_module(module), verb)(rest)
+    return code
+
+
+def hydra_or_train(arguments: list[str]) -> int:
+    """Trains; Hydra itself answers what its flags ask (--help, --cfg, --info, --shell-completion)."""
+    flags, overrides = split_flags(arguments)
+    if flags.multirun:
+        raise ConfigError.at("-m", "sweeps are not here yet: run one command for each setting")
+    from ablate.composition import Request, normalise_request, parse_request
+
+    request = Request(overrides, flags.config_name, flags.config_dir)
+    if flags.help or flags.hydra_help or flags.version or flags.shell_completion:
+        return ask_hydra(arguments)
+    if flags.cfg or flags.info is not None:
+        parse_request(request)
+        return ask_hydra([*flag_words(arguments), *normalise_request(request).overrides])
+    cfg = parse_request(request)
+    from ablate.train.launch import launch
+
+    return launch(cfg, overrides)
+
+
+def split_flags(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Hydra's flags, and the overrides between them."""
+    parser = argparse.ArgumentParser(prog="ablate", add_help=False, allow_abbrev=False, exit_on_error=False)
+    for names in (["--help", "-h"], ["--hydra-help"], ["--version"], ["--shell-completion", "-sc"], ["--resolve"], ["--run", "-r"]):
+        parser.add_argument(*names, action="store_true")
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    parser.add_argument("--info", "-i", nargs="?", const="all", choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"])
+    parser.add_argument("--package", "-p")
+    parser.add_argument("--config-name", "-cn", default="config")
+    parser.add_argument("--config-dir", "-cd")
+    try:
+        flags, rest = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ConfigError.at(str(error.argument_name), error.message) from None
+    unknown = [word for word in rest if word.startswith("-")]
+    if unknown and not flags.shell_completion:
+        known = [option for action in parser._actions for option in action.option_strings]
+        raise ConfigError.at(unknown[0], f"no such flag; allowed: {', '.join(known)}{did_you_mean(unknown[0], known)}")
+    return flags, rest
+
+
+def flag_words(arguments: list[str]) -> list[str]:
+    """The command line less its overrides."""
+    overrides = set(split_flags(arguments)[1])
+    return [word for word in arguments if word not in overrides]
+
+
+def ask_hydra(arguments: list[str]) -> int:
+    """Hydra's own answers. `python -m ablate` and the console script are the same to it."""
+    import hydra
+
+    from ablate.composition import HYDRA_VERSION_BASE, conf_dir
+
+    sys.argv = ["ablate", *arguments]
+    hydra.main(config_path=str(conf_dir()), config_name="config", **HYDRA_VERSION_BASE)(lambda cfg: None)()
+    return 0
+
+
+def console_script() -> None:
+    sys.exit(main())

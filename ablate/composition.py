@@ -1,0 +1,164 @@
+"""From overrides to a config, through Hydra's public API, with our own words for what is wrong.
+
+Both spellings of a choice mean the same (`norm=x`, `+norm=x`), and every value key may be written with or without its plus:
+what is not a key is found by parse(), with the nearest right spelling, and never trained in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ablate.config import Config, parse
+from ablate.errors import ConfigError, Problem, did_you_mean
+
+HYDRA_VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__ < "1.4" else {}
+"""Hydra 1.4 warns when it is passed, 1.3 when it is not."""
+
+
+def conf_dir() -> Path:
+    """The shipped conf folder: inside the installed package, else beside it in a checkout. Never the working directory's."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+@dataclass
+class Request:
+    """What a command line asks of Hydra: overrides, the primary config, a folder of the user's own."""
+
+    overrides: list[str]
+    config_name: str = "config"
+    config_dir: str | None = None
+    multirun: bool = False
+    problems: list[Problem] = field(default_factory=list)
+
+
+def compose(overrides: Sequence[str] = (), *, config_name: str = "config", config_dir: str | None = None) -> Config:
+    """The typed config of some overrides, the same as `python -m ablate OVERRIDES` trains."""
+    return parse_request(Request(list(overrides), config_name, config_dir))
+
+
+def parse_request(request: Request) -> Config:
+    """Composes and parses; every problem of choices and of values comes in one ConfigError."""
+    with _loader(request) as loader:
+        cleaned = normalise(request, loader)
+        problems = list(cleaned.problems)
+        try:
+            cfg = parse(_compose(cleaned))
+        except ConfigError as error:
+            raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return cfg
+
+
+def normalise_request(request: Request) -> Request:
+    """The overrides in the form in which Hydra takes them, and the choices that do not exist as problems."""
+    with _loader(request) as loader:
+        return normalise(request, loader)
+
+
+@contextmanager
+def _loader(request: Request) -> Iterator[ConfigLoader]:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), job_name="ablate", **HYDRA_VERSION_BASE):
+        yield GlobalHydra.instance().config_loader()
+
+
+def _compose(request: Request) -> DictConfig:
+    search = [f"hydra.searchpath=[file://{Path(request.config_dir).resolve()}]"] if request.config_dir else []
+    try:
+        return hydra.compose(request.config_name, overrides=[*search, *request.overrides])
+    except (HydraException, OmegaConfBaseException) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ConfigError.at("config", " ".join(lines[:2])) from None
+
+
+def normalise(request: Request, loader: ConfigLoader) -> Request:
+    """Groups lose their plus, values gain two, and a choice that no group has becomes a problem and falls out."""
+    known = _Groups(request, loader)
+    result = Request([], request.config_name, request.config_dir, request.multirun)
+    for text in request.overrides:
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except HydraException:
+            result.problems.append(Problem(text, "is no override: key=value is needed"))
+            continue
+        problem = known.problem(override)
+        if problem:
+            result.problems.append(problem)
+        else:
+            result.overrides.append(known.spelled(override, text))
+    return result
+
+
+class _Groups:
+    """The config groups in reach: the shipped ones, and those of the user's folder."""
+
+    def __init__(self, request: Request, loader: ConfigLoader) -> None:
+        self.loader = loader
+        self.own = Path(request.config_dir) if request.config_dir else None
+        if self.own is not None and not self.own.is_dir():
+            raise ConfigError.at("--config-dir", f"no such folder: {request.config_dir}")
+        own_names = {path.name for path in self.own.iterdir() if path.is_dir()} if self.own else set()
+        self.names = set(loader.list_groups("")) | own_names
+        self.multirun = request.multirun
+        self.declared = _declared_groups(request, self.own)
+
+    def choices(self, group: str) -> list[str]:
+        found = set(self.loader.get_group_options(group))
+        if self.own and (self.own / group).is_dir():
+            found |= {path.stem for path in (self.own / group).glob("*.yaml")}
+        return sorted(found)
+
+    def problem(self, override: Override) -> Problem | None:
+        group = override.key_or_group
+        if override.is_sweep_override() and not self.multirun:
+            return Problem(group, f"{override.get_value_element_as_str()} are several values: a sweep, which needs -m")
+        if override.is_hydra_override() or override.is_delete() or override.is_sweep_override() or not self._is_group(group):
+            return None
+        value = override.value()
+        words = value if isinstance(value, list) else [value]
+        choices = self.choices(group)
+        for word in words:
+            if str(word) not in choices:
+                message = f"no such choice: {word!r}; allowed: {', '.join(choices)}{did_you_mean(str(word), choices)}"
+                return Problem(override.get_key_element().lstrip("+"), message)
+        return None
+
+    def spelled(self, override: Override, text: str) -> str:
+        bare = text.lstrip("+")
+        if override.is_hydra_override() or override.is_delete():
+            return text
+        if self._is_group(override.key_or_group):
+            # A group that the primary config does not name (one of the user's own) keeps its plus: Hydra needs it there.
+            return bare if override.key_or_group in self.declared or override.package else f"+{bare}"
+        return f"++{bare}"
+
+    def _is_group(self, name: str) -> bool:
+        return name in self.names or "/" in name
+
+
+def _declared_groups(request: Request, own: Path | None) -> set[str]:
+    for folder in [folder for folder in (own, conf_dir()) if folder is not None]:
+        path = folder / f"{request.config_name}.yaml"
+        if path.exists():
+            defaults = OmegaConf.load(path).get("defaults", [])
+            keys = {str(key) for item in defaults if not isinstance(item, str) for key in item}
+            return {key.split()[-1].lstrip("/") for key in keys}
+    known = sorted(path.stem for path in conf_dir().glob("*.yaml"))
+    raise ConfigError.at("--config-name", f"no such config: {request.config_name!r}{did_you_mean(request.config_name, known)}")

@@ -1,0 +1,280 @@
+"""The schema, and parse(): the one door from YAML to typed values. What comes out is checked whole and is no DictConfig."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from ablate.data import DATA, TOKENIZER, vocab_size
+from ablate.errors import ConfigError, Problem, did_you_mean
+from ablate.model.attention import ATTENTION
+from ablate.model.ffn import FFN
+from ablate.model.head import HEAD
+from ablate.model.init import INIT, initialise
+from ablate.model.norm import NORM
+from ablate.model.placement import PLACEMENT
+from ablate.model.position import POSITION
+from ablate.model.transformer import Transformer
+from ablate.registry import Count, Options, Positive, Registry, Share
+from ablate.trackers import TRACKER
+from ablate.train.loss import LOSS
+from ablate.train.optim import OPTIM
+from ablate.train.schedule import SCHEDULE
+
+ARCHITECTURE: dict[str, Registry[Any]] = {
+    "norm": NORM,
+    "placement": PLACEMENT,
+    "position": POSITION,
+    "attention": ATTENTION,
+    "ffn": FFN,
+    "head": HEAD,
+    "loss": LOSS,
+    "init": INIT,
+}
+"""The axes that a comparison with the baseline is about."""
+
+AXES: dict[str, Registry[Any]] = {
+    **ARCHITECTURE,
+    "data": DATA,
+    "tokenizer": TOKENIZER,
+    "optim": OPTIM,
+    "schedule": SCHEDULE,
+    "tracker": TRACKER,
+}
+
+OVERLAYS = ("stability", "scale")
+"""Groups that set keys of others and leave none of their own."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelConfig(Section):
+    width: Count
+    depth: Count
+    heads: Count
+    context: Count  # tokens
+
+
+class TrainConfig(Section):
+    tokens: Count
+    batch_size: Count  # sequences in one step
+    micro_batch_size: Count
+    grad_clip: Positive
+    collapse_after: Share
+
+
+class EvalConfig(Section):
+    num_points: Count
+    bytes: Count
+    segment_bytes: Annotated[int, Field(ge=16)]
+
+
+class CheckpointConfig(Section):
+    every_seconds: Positive
+    keep_final: bool
+
+
+class Config(Section):
+    """One run, typed. `parse()` makes a subclass of it whose axes hold the registered variants."""
+
+    not_identity: ClassVar[frozenset[str]] = frozenset(
+        {"seed", "results_dir", "cache_dir", "threads", "rerun", "progress", "checkpoint", "tracker"}
+    )
+    """Keys that move no number of a run (`seed` only fills init_seed and data_seed)."""
+
+    norm: Options
+    placement: Options
+    position: Options
+    attention: Options
+    ffn: Options
+    head: Options
+    loss: Options
+    init: Options
+    data: Options
+    tokenizer: Options
+    optim: Options
+    schedule: Options
+    tracker: Options
+    model: ModelConfig
+    train: TrainConfig
+    eval: EvalConfig
+    seed: Seed
+    init_seed: Seed
+    data_seed: Seed
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["auto", "cpu", "cuda"]
+    compile: Literal["auto", True, False]
+    results_dir: str
+    cache_dir: str | None
+    threads: Count | None
+    rerun: bool
+    progress: bool
+    checkpoint: CheckpointConfig
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps: the token budget, rounded up to whole batches."""
+        return math.ceil(self.train.tokens / self.batch_tokens)
+
+    @property
+    def batch_tokens(self) -> int:
+        return self.train.batch_size * self.model.context
+
+
+def schema() -> type[Config]:
+    """The config class over all variants registered by now."""
+    return _schema(tuple((axis, *registry.words()) for axis, registry in AXES.items()))
+
+
+@cache
+def _schema(words: tuple[tuple[str, ...], ...]) -> type[Config]:
+    fields: dict[str, Any] = {axis: (AXES[axis].choice(), ...) for axis, *_ in words}
+    return create_model("Config", __base__=Config, **fields)
+
+
+def parse(raw: DictConfig | Mapping[str, Any]) -> Config:
+    """Checks everything and gives typed values; raises one ConfigError with every problem that was found."""
+    values = _container(raw)
+    problems = [Problem(key, f"needs a value: {key}=...") for key in _missing(values)]
+    try:
+        cfg = schema().model_validate(values)
+    except ValidationError as error:
+        missing = {problem.key for problem in problems}
+        found = [_problem(detail, values) for detail in error.errors()]
+        raise ConfigError(problems + [problem for problem in found if problem.key not in missing]) from None
+    if problems:
+        raise ConfigError(problems)
+    _check_together(cfg)
+    return cfg
+
+
+def _container(raw: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(raw, DictConfig):
+        return dict(raw)
+    try:
+        values = OmegaConf.to_container(raw, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError.at(str(getattr(error, "full_key", "") or "config"), str(error).splitlines()[0]) from None
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _missing(values: Any, path: str = "") -> Iterator[str]:
+    """Keys that a YAML leaves to the person: `path: ???`."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from _missing(value, f"{path}.{key}" if path else str(key))
+    elif values == "???":
+        yield path
+
+
+def _problem(detail: Any, values: dict[str, Any]) -> Problem:
+    """One pydantic error in our words: the key as it is typed, what came, what is allowed, the nearest right spelling."""
+    path, parent = _path(detail["loc"], values)
+    key, kind, got = ".".join(map(str, path)), detail["type"], detail.get("input")
+    context = detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = _known_keys(path[:-1], parent)
+        return Problem(key, f"unknown key (got {_show(got)}); known here: {', '.join(known)}{did_you_mean(str(path[-1]), known)}")
+    if kind == "missing":
+        return Problem(key, "missing: it needs a value")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return Problem(*_wrong_variant(key, got))
+    if kind == "literal_error":
+        if path[-1] == "kind":
+            return Problem(*_wrong_variant(".".join(map(str, path[:-1])), {"kind": got}))
+        return Problem(key, f"must be {context['expected']}, got {_show(got)}{did_you_mean(str(got), _quoted(context['expected']))}")
+    message = detail["msg"].replace("Input should be a valid", "must be a valid").replace("Input should be", "must be")
+    return Problem(key, f"{message}, got {_show(got)}")
+
+
+def _wrong_variant(axis: str, got: Any) -> tuple[str, str]:
+    registry = AXES.get(axis, NORM)  # a nested axis (attention.qk_norm) holds a norm
+    words = registry.words()
+    if isinstance(got, dict) and got.get("kind") is not None:
+        word = str(got["kind"])
+        return f"{axis}.kind", f"no such variant: {word!r}; allowed: {', '.join(words)}{did_you_mean(word, words)}"
+    return axis, f"must be one of the variants {', '.join(words)}, got {_show(got)}"
+
+
+def _path(loc: tuple[int | str, ...], values: Any) -> tuple[list[int | str], Any]:
+    """The key of an error without pydantic's union tags, and the mapping in which its last part stands."""
+    path: list[int | str] = []
+    parent: Any = None
+    for index, part in enumerate(loc):
+        tag = isinstance(values, dict) and part == values.get("kind") and part not in values and index < len(loc) - 1
+        if tag:
+            continue
+        path.append(part)
+        parent = values
+        if isinstance(values, dict):
+            values = values.get(part)
+        elif isinstance(values, list) and isinstance(part, int):
+            values = values[part]
+        else:
+            break
+    return path, parent
+
+
+def _known_keys(path: list[int | str], parent: Any) -> list[str]:
+    if not path:
+        return [*Config.model_fields, *OVERLAYS]
+    axis = str(path[0])
+    if axis in AXES:
+        registry = AXES[axis] if len(path) == 1 else NORM  # a nested axis (attention.qk_norm) holds a norm
+        return list(registry.options(parent["kind"]).model_fields)
+    section = Config.model_fields[axis].annotation
+    return list(getattr(section, "model_fields", {}))
+
+
+def _quoted(expected: str) -> list[str]:
+    return [word for word in expected.split("'") if word.isidentifier() and word != "or"]
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _check_together(cfg: Config) -> None:
+    """What only shows when parts meet. The model is built on the meta device: shapes are proved, no memory is used."""
+    problems: list[Problem] = []
+
+    def check(build: Any) -> None:
+        try:
+            build()
+        except ConfigError as error:
+            problems.extend(error.problems)
+
+    if cfg.train.batch_size % cfg.train.micro_batch_size:
+        message = f"must divide train.batch_size={cfg.train.batch_size}, got {cfg.train.micro_batch_size}"
+        problems.append(Problem("train.micro_batch_size", message))
+    check(lambda: OPTIM.build(cfg.optim))
+    check(lambda: SCHEDULE.build(cfg.schedule))
+    check(lambda: meta_model(cfg))
+    if problems:
+        raise ConfigError(problems)
+
+
+def meta_model(cfg: Config) -> Transformer:
+    """The model of a config without its numbers."""
+    with torch.device("meta"):
+        return Transformer(cfg, vocab_size(cfg.tokenizer))
+
+
+def build_model(cfg: Config) -> Transformer:
+    """The initialised model of a config, on the CPU."""
+    model = Transformer(cfg, vocab_size(cfg.tokenizer))
+    initialise(model, INIT.build(cfg.init), cfg.init_seed)
+    return model

@@ -1,0 +1,17 @@
+"""Data: corpora, tokenizers, token files, the evaluation set, batches.
+
+    dataset = prepare(cfg.data, cfg.tokenizer, eval_bytes=..., segment_bytes=..., cache_dir=...)
+    inputs_BT, targets_BT = Batches(dataset.train, context=..., batch_size=..., data_seed=...)(t)
+
+A new corpus is a class under `DATA.register` (corpora.py), a new tokenizer one under `TOKENIZER.register` (tokenizers.py).
+Each has its YAML in conf/.
+"""
+
+from ablate.data.batches import Batches, eval_batches
+from ablate.data.corpora import DATA
+from ablate.data.dataset import Dataset, check_pair, prepare, vocab_size
+from ablate.data.evaluation import EvalSet
+from ablate.data.source import TokenSource
+from ablate.data.tokenizers import TOKENIZER
+
+__all__ = ["DATA", "TOKENIZER", "Batches", "Dataset", "EvalSet", "TokenSource", "check_pair", "eval_batches", "prepare", "vocab_size"]

@@ -1,0 +1,81 @@
+"""Ids to batches: training windows in a keyed order, evaluation windows that score every token once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ablate.data.evaluation import EvalSet
+from ablate.data.source import TokenSource
+from ablate.errors import ConfigError
+
+IGNORED = -100
+"""The target that torch's cross-entropy leaves out."""
+
+
+class Batches:
+    """Batch t, a function of (data_seed, t) alone: any t at once, in any order, in any process.
+
+    An epoch cuts the training ids into windows of context + 1 that do not overlap, from a random phase on, in a random order,
+    both keyed by (data_seed, epoch). Batch t is rows t * batch_size ... of the endless sequence of epochs. Every epoch has the
+    same number of windows, the one that fits at any phase. Only raw Philox output is used, which NumPy keeps the same across
+    versions (NEP 19); its shuffles it does not.
+    """
+
+    def __init__(self, source: TokenSource, *, context: int, batch_size: int, data_seed: int) -> None:
+        self.source, self.context, self.batch_size, self.data_seed = source, context, batch_size, data_seed
+        window = context + 1
+        if len(source) < window:
+            came = f"the training data has {len(source)} tokens, fewer than one window of context + 1 = {window}"
+            raise ConfigError.at("data", f"{came}; use a context of at most {len(source) - 1} or more data")
+        self._phases = min(context, len(source) - window) + 1
+        self.windows_per_epoch = (len(source) - self._phases + 1) // window
+        self._orders: dict[int, NDArray[np.int64]] = {}
+
+    def __call__(self, t: int) -> tuple[Tensor, Tensor]:
+        """inputs_BT, targets_BT: int64."""
+        rows = np.arange(t * self.batch_size, (t + 1) * self.batch_size, dtype=np.int64)
+        epochs, places = np.divmod(rows, self.windows_per_epoch)
+        starts = np.concatenate([self._starts(int(epoch), places[epochs == epoch]) for epoch in np.unique(epochs)])
+        windows = torch.from_numpy(self.source.windows(starts, self.context + 1))
+        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+    def epochs(self, t: int) -> float:
+        """Epochs seen after t batches."""
+        return t * self.batch_size / self.windows_per_epoch
+
+    def _starts(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        if epoch not in self._orders:
+            while len(self._orders) >= 2:  # a batch spans two epochs at most, unless it is longer than one
+                del self._orders[next(iter(self._orders))]
+            self._orders[epoch] = self._order(epoch)
+        starts: NDArray[np.int64] = self._orders[epoch][places]
+        return starts
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        """The starts of all windows of an epoch, in the order they are visited."""
+        bits = np.random.Philox(np.random.SeedSequence(self.data_seed, spawn_key=(epoch,)))
+        phase = int(bits.random_raw() % self._phases)
+        order = np.argsort(bits.random_raw(self.windows_per_epoch), kind="stable")
+        return order * (self.context + 1) + phase
+
+
+def eval_batches(eval_set: EvalSet, *, context: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """inputs_BT, targets_BT of each batch: every token of every segment is a target exactly once.
+
+    A segment is cut into windows of `context` inputs; the last one is padded, with targets -100. The last batch is padded with
+    rows without a target, so that all batches have one shape and nothing is compiled twice.
+    """
+    rows = [(segment, start) for segment in eval_set.segments for start in range(0, len(segment) - 1, context)]
+    for first in range(0, len(rows), batch_size):
+        inputs = np.zeros((batch_size, context), np.int64)
+        targets = np.full((batch_size, context), IGNORED, np.int64)
+        for row, (segment, start) in enumerate(rows[first : first + batch_size]):
+            window = segment[start : start + context + 1]
+            inputs[row, : len(window) - 1] = window[:-1]
+            targets[row, : len(window) - 1] = window[1:]
+        yield torch.from_numpy(inputs), torch.from_numpy(targets)

@@ -1,0 +1,207 @@
+"""From the chosen data and tokenizer to ids on disk, once, and the evaluation set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ablate.data.cache import Cache, hash_of
+from ablate.data.corpora import DATA, Source
+from ablate.data.evaluation import EvalSet, text_segments, token_segments
+from ablate.data.source import Ids, Tokens, TokenSource
+from ablate.data.split import Corpus, Split, split_corpus
+from ablate.data.token_files import TokenCorpus, TokenFiles, counts_of
+from ablate.data.tokenizers import TOKENIZER, Encoder, TrainingText
+from ablate.errors import ConfigError
+from ablate.registry import Options
+
+FORMAT_VERSION = 1
+"""Of what the cache holds: raise it when the same words come to mean other ids."""
+BYTES_PER_TOKEN = 4
+"""Of token files: how many tokens stand for a number of bytes asked for."""
+SAY_EVERY_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All that training needs to know about its data."""
+
+    train: TokenSource
+    eval_set: EvalSet
+    vocab_size: int
+    content_hash: str
+    """sha256 over the corpus, its split, the tokenizer and the evaluation set; it depends on no path and no file name."""
+    unigram_entropy: float
+    """Nats per token of the training tokens: what a model that knows their frequencies only would lose on them."""
+    train_bytes: int | None
+    description: dict[str, Any]
+    """Documents, bytes, tokens, source, licence: JSON-able, for the record."""
+    notices: list[str]
+    """What a person should be told."""
+
+
+def _silent(message: str) -> None:
+    """Says nothing."""
+
+
+def prepare(
+    data: Options, tokenizer: Options, *, eval_bytes: int, segment_bytes: int, cache_dir: Path, say: Callable[[str], None] = _silent
+) -> Dataset:
+    """The data set of two choices. What is costly is made once and kept in `cache_dir`; any number of processes may ask at once.
+
+    Raises ConfigError for what a person can put right: a missing or broken file, a tokenizer that does not go with the data.
+    """
+    check_pair(data, tokenizer)
+    cache = Cache(cache_dir, say)
+    source = DATA.build(data)
+    if isinstance(source, Source):
+        return _of_text(source, tokenizer, eval_bytes, segment_bytes, cache)
+    return _of_tokens(source, tokenizer, eval_bytes, segment_bytes, cache)
+
+
+def check_pair(data: Options, tokenizer: Options) -> None:
+    """ConfigError when the tokenizer does not go with the data; nothing is read."""
+    if data.kind == "tokens" and tokenizer.kind in ("bytes", "bpe"):
+        cure = "add tokenizer=none tokenizer.vocab_size=..., or tokenizer=file or tiktoken of these ids, which also gives bits per byte"
+        raise ConfigError.at("tokenizer", f"{tokenizer.kind} encodes text, but data=tokens is ids already; {cure}")
+    if data.kind != "tokens" and tokenizer.kind == "none":
+        raise ConfigError.at("tokenizer", f"none encodes no text, but data={data.kind} is text; allowed: bytes, bpe, file, tiktoken")
+
+
+def vocab_size(tokenizer: Options) -> int:
+    """The vocabulary size of a tokenizer, without any data."""
+    return TOKENIZER.build(tokenizer).size()
+
+
+def _of_text(source: Source, tokenizer: Options, eval_bytes: int, segment_bytes: int, cache: Cache) -> Dataset:
+    chosen = TOKENIZER.build(tokenizer)
+    corpus = source.corpus(cache)
+    split = split_corpus(corpus, cache)
+    encoder = chosen.fit(TrainingText(split.content, split.facts["train_bytes"], lambda: split.training(corpus)), cache)
+    content = hash_of("encoded", FORMAT_VERSION, split.content, encoder.content)
+    folder = cache.entry(f"tokens-{content[:32]}", lambda folder: _encode(corpus, split, encoder, folder, cache.say))
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    train = Tokens([np.memmap(folder / "train.bin", _dtype(encoder.vocab_size), mode="r")])
+    validation, ends = (folder / "validation.txt").read_bytes(), np.load(folder / "validation_ends.npy")
+    texts = text_segments(validation, ends, eval_bytes=eval_bytes, segment_bytes=segment_bytes)
+    eval_set = _encoded_segments(texts, encoder)
+    notices = [*split.notices, *encoder.notices, *_eval_notices(texts, len(validation), eval_bytes, encoder)]
+    return Dataset(
+        train=train,
+        eval_set=eval_set,
+        vocab_size=encoder.vocab_size,
+        content_hash=hash_of(content, *texts),
+        unigram_entropy=facts["unigram_entropy"],
+        train_bytes=split.facts["train_bytes"],
+        description={
+            **corpus.facts,
+            **split.facts,
+            "train_tokens": len(train),
+            "bytes_per_token": split.facts["train_bytes"] / len(train),
+            "eval_bytes": eval_set.bytes,
+            "eval_tokens": eval_set.tokens,
+        },
+        notices=notices,
+    )
+
+
+def _encode(corpus: Corpus, split: Split, encoder: Encoder, folder: Path, say: Callable[[str], None]) -> None:
+    """Training ids to train.bin, each document after an end-of-text id; validation text as it is."""
+    dtype, counts, ends = _dtype(encoder.vocab_size), np.zeros(encoder.vocab_size, np.int64), [0]
+    separator = np.array([encoder.end_of_text], dtype)
+    done, said = 0, 0
+    with (folder / "train.bin").open("wb") as train, (folder / "validation.txt").open("wb") as validation:
+        for validates, text in split.parts(corpus):
+            if validates:
+                validation.write(text)
+                ends.append(ends[-1] + len(text))
+                continue
+            ids = np.concatenate([separator, encoder.encode(text).astype(dtype)])
+            counts += np.bincount(ids, minlength=encoder.vocab_size)
+            train.write(ids.tobytes())
+            done += len(text)
+            if done - said >= SAY_EVERY_BYTES:
+                say(f"encoded {done / split.facts['train_bytes']:.0%} of the training text")
+                said = done
+    np.save(folder / "validation_ends.npy", np.array(ends[1:], np.int64))
+    (folder / "facts.json").write_text(json.dumps({"unigram_entropy": entropy(counts)}), encoding="utf-8")
+
+
+def entropy(counts: NDArray[np.int64]) -> float:
+    """-sum p log p in nats, of frequencies p = counts / sum."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _encoded_segments(texts: list[bytes], encoder: Encoder) -> EvalSet:
+    dtype = _dtype(encoder.vocab_size)
+    separator = np.array([encoder.end_of_text], dtype)
+    segments: list[Ids] = [np.concatenate([separator, encoder.encode(text).astype(dtype)]) for text in texts]
+    return EvalSet(segments, bytes=sum(map(len, texts)), tokens=sum(len(segment) - 1 for segment in segments))
+
+
+def _of_tokens(files: TokenFiles, tokenizer: Options, eval_bytes: int, segment_bytes: int, cache: Cache) -> Dataset:
+    chosen = TOKENIZER.build(tokenizer)
+    encoder = chosen.encoder()
+    corpus = files.corpus(chosen.size(), cache)
+    segments = token_segments(
+        corpus.validation,
+        eval_tokens=eval_bytes // BYTES_PER_TOKEN,
+        segment_tokens=max(segment_bytes // BYTES_PER_TOKEN, 1),
+        end_of_text=None if encoder is None else encoder.end_of_text,
+    )
+    lengths = None if encoder is None else encoder.byte_lengths()
+    scored = None if lengths is None else int(sum(lengths[segment[1:]].sum() for segment in segments))
+    eval_set = EvalSet(segments, bytes=scored, tokens=sum(len(segment) - 1 for segment in segments))
+    counts = _counts(corpus, chosen.size(), cache)
+    train_bytes = None if lengths is None else int(lengths @ counts)
+    tokens = {"train_tokens": len(corpus.train), "validation_tokens": len(corpus.validation), "train_bytes": train_bytes}
+    return Dataset(
+        train=corpus.train,
+        eval_set=eval_set,
+        vocab_size=chosen.size(),
+        content_hash=hash_of(FORMAT_VERSION, corpus.content, tokenizer.kind, encoder.content if encoder else chosen.size(), *segments),
+        unigram_entropy=entropy(counts),
+        train_bytes=train_bytes,
+        description={
+            **corpus.facts,
+            **tokens,
+            "bytes_per_token": None if train_bytes is None else train_bytes / len(corpus.train),
+            "eval_bytes": eval_set.bytes,
+            "eval_tokens": eval_set.tokens,
+        },
+        notices=[*corpus.notices, *_token_notices(encoder, scored, eval_set.tokens, eval_bytes // BYTES_PER_TOKEN)],
+    )
+
+
+def _counts(corpus: TokenCorpus, vocab_size: int, cache: Cache) -> NDArray[np.int64]:
+    name = f"counts-{hash_of(corpus.content, vocab_size)[:32]}"
+    folder = cache.entry(name, lambda folder: np.save(folder / "counts.npy", counts_of(corpus.train, vocab_size)))
+    counts: NDArray[np.int64] = np.load(folder / "counts.npy")
+    return counts
+
+
+def _token_notices(encoder: Encoder | None, scored: int | None, tokens: int, asked: int) -> Iterator[str]:
+    if tokens < asked:
+        yield f"the validation files have only {tokens} of the {asked} tokens asked for evaluation: all of them are scored"
+    if encoder is None:
+        yield "losses are per token, not per byte, without the tokenizer of these ids: name it (tokenizer=file or tiktoken)"
+    elif scored is None:
+        yield "the bytes of single ids of this tokenizer are not known, so losses are per token, not per byte"
+
+
+def _eval_notices(texts: list[bytes], available: int, asked: int, encoder: Encoder) -> Iterator[str]:
+    if available < asked:
+        yield f"the validation text has only {available} of the {asked} bytes asked for evaluation: all of it is scored"
+    if encoder.decode(encoder.encode(texts[0])) != texts[0]:
+        yield "the tokenizer does not give back the text it encodes: its bits per byte are of a changed text and do not compare with others"
+
+
+def _dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32

@@ -1,0 +1,82 @@
+"""Where a run ran: versions, commit, machine, threads, and what its matrix products can do."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """One entry of environment.json: what a reader needs to judge or repeat a start of a run."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "argv": sys.argv,
+        "commit": git_commit(),
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("ablate", "torch", "numpy", "hydra-core", "tokenizers")},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "device_type": device.type,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def git_commit() -> str | None:
+    """The commit of this code, `-dirty` with changes; None outside a checkout of ours."""
+    top = Path(__file__).resolve().parents[1]
+    if not (top / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=top, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return commit.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def matmul_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 5) -> float:
+    """FLOP/s of a square matrix product, the median of a few: the yardstick of FLOP utilisation, measured where the run runs."""
+    if device.type == "cuda":
+        size, repeats = 8192, 10
+    a, b = torch.randn(2, size, size, device=device).to(dtype)
+    a @ b
+    seconds = []
+    for _ in range(repeats):
+        _synchronize(device)
+        start = time.perf_counter()
+        a @ b
+        _synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / median(seconds)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,52 @@
+"""count: parameters, FLOPs and cache bytes, counted from the built model. No formula of an architecture is written here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ablate.model.attention import Attention
+from ablate.model.ffn import FeedForward
+from ablate.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Counts:
+    """`active` is what works on one token. FLOPs are of the forward pass; training takes three times as many (arXiv 2001.08361,
+    section 2.1). Attention is counted over the whole square, as in arXiv 2204.02311, appendix B, though half of it is masked."""
+
+    parameters: int
+    embedding: int
+    active: int
+    flops_per_token: float
+    kv_elements_per_token: int
+    ffn_width: int
+    ffn_parameter_error: float
+
+    @property
+    def training_flops_per_token(self) -> float:
+        return 3 * self.flops_per_token
+
+    def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
+        """Of a cache in bfloat16, unless told otherwise."""
+        return self.kv_elements_per_token * bytes_per_element
+
+
+def count(model: Transformer, context: int) -> Counts:
+    """Counts a model; one on the meta device costs no memory. FLOPs are those of a sequence of `context` tokens."""
+    tokens = torch.zeros(1, context, dtype=torch.long, device=model.embedding.weight.device)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(tokens)
+    ffns = [module for module in model.modules() if isinstance(module, FeedForward)]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Counts(
+        parameters=parameters,
+        embedding=sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)),
+        active=parameters,
+        flops_per_token=counter.get_total_flops() / context,
+        kv_elements_per_token=sum(module.kv_elements_per_token for module in model.modules() if isinstance(module, Attention)),
+        ffn_width=ffns[0].width,
+        ffn_parameter_error=sum(f.parameter_error * f.target_parameters for f in ffns) / sum(f.target_parameters for f in ffns),
+    )

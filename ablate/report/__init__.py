@@ -1,0 +1,1 @@
+"""From run directories to what may be said about them."""

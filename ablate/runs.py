@@ -1,0 +1,255 @@
+"""The run directory: the truth about a run. Identity, exclusive claim, state, metrics, summary, and the tolerant reader.
+
+    results/runs/<slug>-<hash>/
+        config.yaml        the composed config            status.json       state, step, reason
+        environment.json   one entry for each start       metrics.jsonl     a row for each step and evaluation
+        summary.json       the result, once there is one  error.txt         the traceback of a crash
+        log.txt            what was said                  checkpoint.pt, model.safetensors
+
+Everything is written to a temporary name and renamed, but for the two files that grow, metrics.jsonl and log.txt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from ablate.claim import Claim, owner_of
+from ablate.config import Config
+
+SCHEMA = 1
+"""Raised when the same config would train differently: old runs then no longer count as done."""
+
+State = Literal["running", "done", "failed", "stopped", "crashed"]
+MAX_SLUG = 60
+HASH_DIGITS = 12
+
+
+# --- identity
+
+
+def canonical(cfg: Config, content_hash: str) -> dict[str, Any]:
+    """What makes a run this run: every value that can move a number, and the data by content instead of by path."""
+    values = {key: value for key, value in cfg.model_dump().items() if key not in Config.not_identity}
+    values["data"] = content_hash
+    if "path" in values["tokenizer"]:
+        del values["tokenizer"]["path"]  # its content is in the content hash
+    del values["eval"]["bytes"], values["eval"]["segment_bytes"]  # so is the evaluation set
+    return {"schema": SCHEMA, **values}
+
+
+def run_hash(identity: Mapping[str, Any]) -> str:
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
+
+
+def slug(cfg: Config, baseline: Config) -> str:
+    """What a person reads: how a run differs from the shipped baseline, and its seed. The hash beside it makes it unique."""
+    words = list(_differences(_shown(cfg), _shown(baseline)))
+    text = re.sub(r"[^A-Za-z0-9.=-]+", "-", "-".join(words) or "baseline").strip("-")[:MAX_SLUG].strip("-")
+    return f"{text}-s{cfg.init_seed}" if cfg.init_seed == cfg.data_seed else f"{text}-i{cfg.init_seed}-d{cfg.data_seed}"
+
+
+def _shown(cfg: Config) -> dict[str, Any]:
+    return {key: value for key, value in cfg.model_dump().items() if key not in {*Config.not_identity, "init_seed", "data_seed"}}
+
+
+def _differences(this: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    if this.get("kind") != other.get("kind"):
+        yield f"{prefix}{this['kind']}"
+        return
+    for key, value in this.items():
+        theirs = other.get(key)
+        if value == theirs:
+            continue
+        if isinstance(value, dict) and isinstance(theirs, dict):
+            yield from _differences(value, theirs, f"{key}-" if "kind" in value and prefix else prefix)
+        elif key not in ("path", "val_path"):
+            yield f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+
+
+# --- one run
+
+
+class Run:
+    """A run directory that this process owns."""
+
+    def __init__(self, directory: Path, claim: Claim) -> None:
+        self.directory = directory
+        self._claim = claim
+        self._metrics: Any = None
+
+    @classmethod
+    def open(cls, directory: Path) -> Run:
+        """Claims the directory for this process; raises `Owned` when another process has it."""
+        directory.mkdir(parents=True, exist_ok=True)
+        return cls(directory, Claim.take(directory / "claim"))
+
+    def check_owned(self) -> None:
+        """Raises `ClaimLost` if another process took the run over, as after a long suspension."""
+        self._claim.check()
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        self._claim.release()
+
+    def clear(self) -> None:
+        """Forgets all results, for `rerun=true`."""
+        for path in self.directory.iterdir():
+            if path.is_file() and path.name not in ("claim", "claim.lock"):
+                path.unlink()
+
+    def set_state(self, state: State, **facts: Any) -> None:
+        write_json(self.directory / "status.json", {"state": state, "time": time.time(), **facts})
+
+    def record_start(self, cfg: Config, identity: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        write_text(self.directory / "config.yaml", yaml.safe_dump(cfg.model_dump(), sort_keys=False))
+        write_json(self.directory / "identity.json", identity)
+        starts = [*(read_json(self.directory / "environment.json") or []), environment]
+        write_json(self.directory / "environment.json", starts)
+
+    def open_metrics(self, last_step: int) -> None:
+        """Keeps the rows up to `last_step`, the step of the checkpoint, so that a resumed run has each step once."""
+        path = self.directory / "metrics.jsonl"
+        if path.exists():
+            kept = [json.dumps(row) for row in read_metrics(path) if row["step"] <= last_step]
+            write_text(path, "".join(f"{line}\n" for line in kept))
+        self._metrics = open(path, "a", buffering=1, encoding="utf-8")
+
+    def log(self, row: Mapping[str, float | int]) -> None:
+        self._metrics.write(json.dumps(row) + "\n")
+
+    def note(self, text: str) -> None:
+        with open(self.directory / "log.txt", "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+
+def run_directory(cfg: Config, identity: Mapping[str, Any], baseline: Config) -> Path:
+    """The directory of a run; one that exists under another slug (an older baseline) is found by its hash."""
+    digest = run_hash(identity)
+    return find_run(cfg.results_dir, digest) or Path(cfg.results_dir).expanduser() / "runs" / f"{slug(cfg, baseline)}-{digest}"
+
+
+def find_run(results_dir: str | Path, digest: str) -> Path | None:
+    return next(iter(sorted((Path(results_dir).expanduser() / "runs").glob(f"*-{digest}"))), None)
+
+
+# --- files
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all: a temporary name, then a rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The content, or None when the file is absent or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def read_status(directory: Path) -> dict[str, Any]:
+    """status.json; a run that says `running` while nobody owns it was killed, and reads as `interrupted`."""
+    status = read_json(directory / "status.json") or {}
+    if status.get("state") == "running" and owner_of(directory / "claim") is None:
+        return {**status, "state": "interrupted"}
+    return status
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; a last line that a kill cut short is left out, and so is any that is no row."""
+    rows = []
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+    return rows
+
+
+# --- reading many runs
+
+
+class Frames(NamedTuple):
+    """`runs`: a row a run, with dotted config keys. `curves`: a row a run and step, long in nothing but time."""
+
+    runs: Any
+    curves: Any
+
+
+def load_runs(results_dir: str | Path = "results", *, curves: bool = True) -> Frames:
+    """All runs under a results folder as two pandas frames; a run cut short or half-written is read as far as it goes.
+
+    `runs` has `run`, `hash`, `state`, the config as dotted columns and the summary as `summary.*`; `curves` has `run`, `step`,
+    `tokens` and the metrics, the last row a step winning. A value that is missing is NaN.
+    """
+    import pandas as pd
+
+    rows, tables = [], []
+    for directory in sorted((Path(results_dir).expanduser() / "runs").glob("*/")):
+        config = _read_yaml(directory / "config.yaml")
+        if config is None:
+            continue
+        status = read_status(directory)
+        summary = read_json(directory / "summary.json") or {}
+        row = {"run": directory.name, "hash": directory.name.rpartition("-")[2], "state": status.get("state"), "reason": status.get("reason")}
+        rows.append({**row, **_flat(config), **_flat(summary, "summary.")})
+        if curves:
+            by_step: dict[int, dict[str, Any]] = {}
+            for metrics in read_metrics(directory / "metrics.jsonl"):
+                by_step.setdefault(metrics["step"], {}).update(metrics)
+            tables.append(pd.DataFrame([{"run": directory.name, **by_step[step]} for step in sorted(by_step)]))
+    frame = pd.DataFrame(rows, columns=None if rows else ["run", "hash", "state", "reason"])
+    tables = [table for table in tables if len(table)]
+    return Frames(frame, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["run", "step", "tokens"]))
+
+
+def _read_yaml(path: Path) -> dict[str, Any] | None:
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON readers take it: what is missing or not finite is None."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,45 @@
+"""checkpoint: everything that a run needs to go on, in one file that is whole or absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.optim import Optimizer
+
+
+def save(path: Path, *, step: int, model: nn.Module, optimizers: list[Optimizer], facts: dict[str, Any]) -> None:
+    """Writes beside the old checkpoint, flushes to the disk, then takes its place."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    state = {"step": step, "model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "facts": facts}
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(path: Path, *, model: nn.Module, optimizers: list[Optimizer]) -> tuple[int, dict[str, Any]]:
+    """Restores model and optimisers in place; gives the number of steps done and the facts saved with them."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return state["step"], state["facts"]
+
+
+def save_weights(path: Path, model: nn.Module) -> None:
+    """The trained weights alone, as safetensors."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file({name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,40 @@
+"""evaluate: the loss on the fixed evaluation set, the same bytes for every arm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ablate.data import EvalSet
+from ablate.data.batches import eval_batches
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`loss` in nats per token, `bits_per_byte` free of the tokenizer; None when the bytes are not known."""
+
+    loss: float
+    bits_per_byte: float | None
+    tokens: int
+
+
+def evaluate(
+    logits_of: Callable[[Tensor], Tensor], eval_set: EvalSet, *, context: int, batch_size: int, device: torch.device, grad: bool
+) -> Evaluation:
+    """Scores every token of the set once. All batches have one shape, so a compiled model is compiled once; with `grad` it also
+    runs the very graph that trains, and no second one is built."""
+    nats, tokens = 0.0, 0
+    with torch.set_grad_enabled(grad):
+        for inputs_BT, targets_BT in eval_batches(eval_set, context=context, batch_size=batch_size):
+            rows = batch_size - len(inputs_BT)
+            inputs_BT, targets_BT = F.pad(inputs_BT, (0, 0, 0, rows)), F.pad(targets_BT, (0, 0, 0, rows), value=-100)
+            logits_BTV = logits_of(inputs_BT.to(device)).detach()
+            nats += F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.to(device).flatten(), reduction="sum").item()
+            tokens += int((targets_BT != -100).sum())
+    bits_per_byte = nats / math.log(2) / eval_set.bytes if eval_set.bytes else None
+    return Evaluation(loss=nats / tokens, bits_per_byte=bits_per_byte, tokens=tokens)

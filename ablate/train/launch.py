@@ -1,0 +1,197 @@
+"""One run from a config: its data, its identity, its directory, the loop, and what is said at the end."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from ablate.claim import Owned
+from ablate.composition import compose
+from ablate.config import ARCHITECTURE, Config
+from ablate.data import Dataset, prepare
+from ablate.environment import environment
+from ablate.report.compare import comparison
+from ablate.runs import Run, canonical, read_json, read_status, run_directory, write_text
+from ablate.train.loop import Stop, Training, Update, build, find_device, run_steps
+
+SUCCESS, FAILURE, COME_BACK = 0, 1, 75
+"""Exit codes: done; failed or crashed; stopped, or owned by another process (EX_TEMPFAIL: the same command goes on later)."""
+
+
+def launch(cfg: Config, overrides: list[str]) -> int:
+    """Trains the run of a config unless it is done, and prints its result. Returns the exit code."""
+    console = Console(stderr=False, soft_wrap=True, highlight=False)
+    find_device(cfg)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(cfg) / "inductor"))  # one cache of compiled code for all runs
+    data = prepare(
+        cfg.data,
+        cfg.tokenizer,
+        eval_bytes=cfg.eval.bytes,
+        segment_bytes=cfg.eval.segment_bytes,
+        cache_dir=cache_dir(cfg),
+        say=console.print,
+    )
+    shipped = compose()
+    identity = canonical(cfg, data.content_hash)
+    directory = run_directory(cfg, identity, shipped)
+    try:
+        if not cfg.rerun and (code := ended(directory, console)) is not None:
+            return code
+        try:
+            run = Run.open(directory)
+        except Owned as owned:
+            console.print(f"{directory.name} is being run by process {owned.owner['pid']} on {owned.owner['host']}: nothing was done")
+            return COME_BACK
+        try:
+            if not cfg.rerun and (code := ended(directory, console)) is not None:  # it may have ended while we waited
+                return code
+            if cfg.rerun:
+                run.clear()
+            return carry_out(cfg, data, run, identity, console)
+        finally:
+            run.close()
+    finally:
+        if read_status(directory).get("state") == "done":
+            console.print(comparison(cfg.results_dir, identity, baseline_identity(cfg, shipped, data), baseline_command(overrides)))
+
+
+def cache_dir(cfg: Config) -> Path:
+    """Where prepared data and compiled code are kept for all runs."""
+    if cfg.cache_dir:
+        return Path(cfg.cache_dir).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ablate"
+
+
+def ended(directory: Path, console: Console) -> int | None:
+    """Says how a run has ended and gives the exit code, or None when there is something left to do."""
+    status = read_status(directory)
+    if status.get("state") == "done":
+        console.print(f"already done: {directory}  (rerun=true does it again)")
+        console.print(result(directory))
+        return SUCCESS
+    if status.get("state") == "failed":
+        console.print(f"failed before: {directory}\n{status['reason']}: {status['detail']}  (a result, not a crash; rerun=true does it again)")
+        return FAILURE
+    return None
+
+
+def carry_out(cfg: Config, data: Dataset, run: Run, identity: Mapping[str, Any], console: Console) -> int:
+    """Trains, with the tracker beside it; every way out leaves the state on disk."""
+    from ablate.trackers import start_mirror
+
+    def say(text: str) -> None:
+        console.print(text)
+        run.note(text)
+
+    stop = Stop()
+    stop.listen()
+    mirror = None
+    try:
+        run.set_state("running")
+        training = build(cfg, data)
+        run.record_start(cfg, identity, environment(training.device))
+        mirror = start_mirror(run.directory, cfg.tracker)
+        introduce(training, run, say)
+        for update in shown(run_steps(training, run, stop, say), training, console):
+            if update.step % 50 == 0 and (problem := mirror.problem()):
+                say(f"warning: {problem}")
+        return say_ending(run.directory, say)
+    except BaseException as error:
+        run.set_state("crashed", reason=type(error).__name__, detail=str(error).partition("\n")[0])
+        write_text(run.directory / "error.txt", traceback.format_exc())
+        raise
+    finally:
+        if mirror is not None and (problem := mirror.finish()):
+            say(f"warning: {problem}")
+
+
+def say_ending(directory: Path, say: Callable[[str], None]) -> int:
+    status = read_status(directory)
+    if status["state"] == "done":
+        say(result(directory))
+        return SUCCESS
+    say(f"{status['state']} ({status['reason']}): {status['detail']}")
+    return COME_BACK if status["state"] == "stopped" else FAILURE
+
+
+def introduce(training: Training, run: Run, say: Callable[[str], None]) -> None:
+    cfg, counts = training.cfg, training.counts
+    say(f"run {run.directory}")
+    corpus = training.data.description.get("name", cfg.data.kind)
+    epochs = training.batches.epochs(cfg.steps)
+    say(
+        f"{counts.parameters:,} parameters, {cfg.steps:,} steps of {cfg.batch_tokens:,} tokens ({epochs:.2f} epochs of {corpus}), "
+        f"{training.device.type} {cfg.dtype}{' compiled' if training.compiled else ''}"
+    )
+    if abs(counts.ffn_parameter_error) > 1e-4:
+        say(f"feed-forward width {counts.ffn_width}: {counts.ffn_parameter_error:+.2%} parameters against a plain MLP of ratio {cfg.ffn.ratio:g}")
+    for notice in training.data.notices:
+        say(f"note: {notice}")
+
+
+def shown(updates: Iterator[Update], training: Training, console: Console) -> Iterator[Update]:
+    """Passes updates on and draws them: a bar on a terminal, a line for each evaluation elsewhere."""
+    with bar(training, console) as draw:
+        for update in updates:
+            draw(update)
+            yield update
+
+
+@contextmanager
+def bar(training: Training, console: Console) -> Iterator[Callable[[Update], None]]:
+    steps = training.cfg.steps
+    if not (training.cfg.progress and console.is_terminal):
+
+        def line(update: Update) -> None:
+            if update.evaluation:
+                console.print(f"step {update.step}/{steps}  loss {update.loss:.4f}  {measured(update)}  {update.tokens_per_second:,.0f} tokens/s")
+
+        yield line
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.fields[facts]}")]
+    with Progress(*columns, console=console, refresh_per_second=4) as progress:
+        task = progress.add_task("training", total=steps, completed=training.step, facts="")
+        last = ""
+
+        def move(update: Update) -> None:
+            nonlocal last
+            last = measured(update) if update.evaluation else last
+            facts = f"loss {update.loss:.3f}  {last}  {update.tokens_per_second:,.0f} tokens/s"
+            progress.update(task, completed=update.step, facts=facts)
+
+        yield move
+
+
+def measured(update: Update) -> str:
+    assert update.evaluation
+    per_byte = update.evaluation.bits_per_byte
+    return f"evaluation {update.evaluation.loss:.4f}" + (f" ({per_byte:.4f} bits per byte)" if per_byte is not None else "")
+
+
+def result(directory: Path) -> str:
+    """The result of a finished run in one line."""
+    found = read_json(directory / "summary.json")
+    per_byte = f", {found['bits_per_byte']:.4f} bits per byte" if found["bits_per_byte"] is not None else ""
+    return (
+        f"evaluation loss {found['eval_loss']:.4f} nats per token{per_byte}; {found['tokens']:,} tokens in {found['seconds']:.0f} s of steps, "
+        f"{found['tokens_per_second']:,.0f} tokens/s, {found['flop_utilisation']:.0%} of the FLOPs of a matrix product"
+    )
+
+
+def baseline_identity(cfg: Config, shipped: Config, data: Dataset) -> dict[str, Any]:
+    """The identity of this run with every architecture axis at the shipped baseline, and all else as it is."""
+    return canonical(cfg.model_copy(update={axis: getattr(shipped, axis) for axis in ARCHITECTURE}), data.content_hash)
+
+
+def baseline_command(overrides: list[str]) -> str:
+    """The command of the baseline: what was typed, less the choices of architecture."""
+    axes = {*ARCHITECTURE, "stability", "rerun"}
+    kept = [text.lstrip("+") for text in overrides if text.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0] not in axes]
+    return " ".join(["python -m ablate", *kept])

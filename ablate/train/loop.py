@@ -1,0 +1,277 @@
+"""The training loop, from a config to a run directory with a result. It reads as one would tell it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ablate.config import Config, build_model, meta_model
+from ablate.data import Dataset
+from ablate.data.batches import Batches
+from ablate.environment import DTYPES, matmul_peak
+from ablate.errors import ConfigError
+from ablate.model.count import Counts, count
+from ablate.model.transformer import Transformer
+from ablate.runs import Run, write_json
+from ablate.train import checkpoint
+from ablate.train.evaluate import Evaluation, evaluate
+from ablate.train.loss import LOSS, Loss
+from ablate.train.optim import OPTIM
+from ablate.train.schedule import SCHEDULE, Schedule
+
+COMPILE_PAYS_FROM_FLOPS = {"cpu": 5e13, "cuda": 5e15}
+"""Training FLOPs from which compiling earns its minute back: some ten minutes of two cores, some two of a large GPU."""
+
+Ending = Literal["done", "failed", "stopped"]
+
+
+class Stop:
+    """SIGTERM, SIGUSR2 and Ctrl-C ask a run to finish its step, save and leave; a second Ctrl-C ends it at once."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+    def listen(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number).name
+
+
+@dataclass
+class Training:
+    """What trains: built once, then changed step by step."""
+
+    cfg: Config
+    device: torch.device
+    model: Transformer
+    counts: Counts
+    compiled: bool
+    peak_flops: float  # per second, of a matrix product of this dtype, measured here
+    loss: Loss
+    optimizers: list[Optimizer]
+    schedule: Schedule
+    batches: Batches
+    data: Dataset
+    step: int = 0
+    seconds: float = 0.0  # spent in steps, over all starts
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one step gives for the screen."""
+
+    step: int
+    loss: float
+    tokens_per_second: float
+    evaluation: Evaluation | None
+
+
+def build(cfg: Config, data: Dataset) -> Training:
+    """Model, optimiser and batches on their device, at step 0."""
+    device = find_device(cfg)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    counts = count(meta_model(cfg), cfg.model.context)
+    model = build_model(cfg).to(device)
+    compiled = should_compile(cfg, device, counts)
+    if compiled:
+        model.compile_blocks()
+    optim = OPTIM.build(cfg.optim)
+    return Training(
+        cfg=cfg,
+        device=device,
+        model=model,
+        counts=counts,
+        compiled=compiled,
+        peak_flops=matmul_peak(device, DTYPES[cfg.dtype]),
+        loss=LOSS.build(cfg.loss),
+        optimizers=optim.optimizers(model),
+        schedule=SCHEDULE.build(cfg.schedule),
+        batches=Batches(data.train, context=cfg.model.context, batch_size=cfg.train.batch_size, data_seed=cfg.data_seed),
+        data=data,
+    )
+
+
+def find_device(cfg: Config) -> torch.device:
+    if cfg.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError.at("device", "cuda was asked for, and PyTorch finds no CUDA device; allowed here: cpu, auto")
+    return torch.device("cuda" if cfg.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def should_compile(cfg: Config, device: torch.device, counts: Counts) -> bool:
+    """`auto` decides from the work of the run alone, so that a resumed run decides alike."""
+    able = device.type != "cpu" or shutil.which("g++") is not None or shutil.which("clang++") is not None
+    if cfg.compile is True and not able:
+        raise ConfigError.at("compile", "needs a C++ compiler (g++ or clang++) on a CPU, and none is on the PATH")
+    flops = counts.training_flops_per_token * cfg.steps * cfg.batch_tokens
+    return able and (cfg.compile is True or (cfg.compile == "auto" and flops >= COMPILE_PAYS_FROM_FLOPS[device.type]))
+
+
+def run_steps(training: Training, run: Run, stop: Stop, say: Callable[[str], None]) -> Iterator[Update]:
+    """Trains to the end, or to a stop or failure, and leaves the run directory in the state it says. Yields after every step."""
+    cfg = training.cfg
+    path = run.directory / "checkpoint.pt"
+    if path.exists():
+        training.step, facts = checkpoint.load(path, model=training.model, optimizers=training.optimizers)
+        training.seconds = facts["seconds"]
+        say(f"resumed at step {training.step} of {cfg.steps}")
+    run.open_metrics(training.step)
+    saved, evaluation = time.monotonic(), None
+    while training.step < cfg.steps:
+        row = train_step(training)
+        run.check_owned()
+        run.log(row)
+        if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
+            detail = f"loss {row['loss']}, gradient norm {row['grad_norm']} at step {training.step}"
+            end(training, run, "failed", reason="non-finite", detail=detail)
+            return
+        evaluation = None
+        if training.step in evaluation_steps(cfg):
+            evaluation = evaluate_now(training)
+            run.log(evaluation_row(training, evaluation))
+            if collapsed(training, evaluation):
+                detail = f"evaluation loss {evaluation.loss:.4f} is not below the unigram entropy {training.data.unigram_entropy:.4f}"
+                end(training, run, "failed", reason="collapsed", detail=detail)
+                return
+        if stop.signal or time.monotonic() - saved > cfg.checkpoint.every_seconds:
+            save(training, path)
+            saved = time.monotonic()
+        yield Update(training.step, row["loss"], row["tokens_per_second"], evaluation)
+        if stop.signal and training.step < cfg.steps:
+            end(training, run, "stopped", reason=stop.signal, detail="the same command goes on from here")
+            return
+    assert evaluation is not None, "the last step is an evaluation step"
+    if cfg.checkpoint.keep_final:
+        checkpoint.save_weights(run.directory / "model.safetensors", training.model)
+    write_json(run.directory / "summary.json", summary(training, evaluation))
+    end(training, run, "done")
+    path.unlink(missing_ok=True)
+
+
+def train_step(training: Training) -> dict[str, float]:
+    """One update: batch, forward, backward, clip, step. The row it gives has cross-entropy as `loss`, in nats per token."""
+    cfg, start = training.cfg, time.perf_counter()
+    inputs_BT, targets_BT = training.batches(training.step)
+    micro = cfg.train.micro_batch_size
+    parts: dict[str, Tensor] = {}
+    for inputs, targets in zip(inputs_BT.split(micro), targets_BT.split(micro), strict=True):
+        share = len(inputs) / len(inputs_BT)
+        with autocast(training):
+            total, found = training.loss(training.model(inputs.to(training.device)), targets.to(training.device))
+        (total * share).backward()
+        parts = {name: parts.get(name, 0) + part.detach() * share for name, part in found.items()}
+    grad_norm = nn.utils.clip_grad_norm_(training.model.parameters(), cfg.train.grad_clip, foreach=True)
+    factor = training.schedule.factor(training.step, cfg.steps)
+    for optimizer in training.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = cfg.optim.lr * factor
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    losses = {name: value.item() for name, value in parts.items()}
+    training.step += 1
+    seconds = time.perf_counter() - start
+    training.seconds += seconds
+    return {
+        "step": training.step,
+        "tokens": training.step * cfg.batch_tokens,
+        "loss": losses.pop("cross_entropy"),
+        **losses,
+        "grad_norm": grad_norm.item(),
+        "lr": cfg.optim.lr * factor,
+        "seconds": seconds,
+        "tokens_per_second": cfg.batch_tokens / seconds,
+        "flop_utilisation": utilisation(training, cfg.batch_tokens / seconds),
+    }
+
+
+def utilisation(training: Training, tokens_per_second: float) -> float:
+    """The FLOPs of the model over those of a matrix product in the same time."""
+    return tokens_per_second * training.counts.training_flops_per_token / training.peak_flops
+
+
+def autocast(training: Training) -> Any:
+    if training.cfg.dtype == "float32":
+        return nullcontext()
+    return torch.autocast(training.device.type, dtype=torch.bfloat16)
+
+
+def evaluation_steps(cfg: Config) -> set[int]:
+    """`eval.num_points` steps, evenly spaced; the last one is the end."""
+    points = min(cfg.eval.num_points, cfg.steps)
+    return {round(cfg.steps * (i + 1) / points) for i in range(points)}
+
+
+def evaluate_now(training: Training) -> Evaluation:
+    with autocast(training):
+        return evaluate(
+            training.model,
+            training.data.eval_set,
+            context=training.cfg.model.context,
+            batch_size=training.cfg.train.micro_batch_size,
+            device=training.device,
+            grad=training.compiled,
+        )
+
+
+def evaluation_row(training: Training, evaluation: Evaluation) -> dict[str, float | int]:
+    row: dict[str, float | int] = {"step": training.step, "tokens": training.step * training.cfg.batch_tokens, "eval/loss": evaluation.loss}
+    if evaluation.bits_per_byte is not None:
+        row["eval/bits_per_byte"] = evaluation.bits_per_byte
+    return row
+
+
+def collapsed(training: Training, evaluation: Evaluation) -> bool:
+    """A model that predicts no better than token frequencies, past the time that it is given to learn more, has collapsed."""
+    cfg = training.cfg
+    patience = max(training.schedule.warmup_steps(cfg.steps), cfg.train.collapse_after * cfg.steps)
+    return training.step > patience and evaluation.loss >= training.data.unigram_entropy
+
+
+def save(training: Training, path: Path) -> None:
+    checkpoint.save(
+        path, step=training.step, model=training.model, optimizers=training.optimizers, facts={"seconds": training.seconds}
+    )
+
+
+def end(training: Training, run: Run, ending: Ending, **facts: Any) -> None:
+    run.set_state(ending, step=training.step, steps=training.cfg.steps, tokens=training.step * training.cfg.batch_tokens, **facts)
+
+
+def summary(training: Training, evaluation: Evaluation) -> dict[str, Any]:
+    """The result of a finished run; what is not known is null."""
+    cfg, tokens = training.cfg, training.step * training.cfg.batch_tokens
+    return {
+        "eval_loss": evaluation.loss,
+        "bits_per_byte": evaluation.bits_per_byte,
+        "eval_bytes": training.data.eval_set.bytes,
+        "eval_tokens": evaluation.tokens,
+        "steps": training.step,
+        "tokens": tokens,
+        "epochs": training.batches.epochs(training.step),
+        "seconds": training.seconds,
+        "tokens_per_second": tokens / training.seconds,
+        "flop_utilisation": utilisation(training, tokens / training.seconds),
+        "parameters": training.counts.parameters,
+        "training_flops": training.counts.training_flops_per_token * tokens,
+        "ffn_parameter_error": training.counts.ffn_parameter_error,
+        "compiled": training.compiled,
+        "unigram_entropy": training.data.unigram_entropy,
+        "init_seed": cfg.init_seed,
+        "data_seed": cfg.data_seed,
+    }
