@@ -50,10 +50,11 @@ def hydra_or_train(arguments: list[str]) -> int:
         raise ConfigError.at("-m", "sweeps are not here yet: run one command for each setting")
     from ablate.composition import Request, normalise_request, parse_request
 
-    request = Request(overrides, flags.config_name, flags.config_dir)
     if flags.help or flags.hydra_help or flags.version or flags.shell_completion:
         return ask_hydra(arguments)
-    if flags.cfg or flags.info is not None:
+    asked = bool(flags.cfg) or flags.info is not None
+    request = Request(overrides, flags.config_name, flags.config_dir, of_hydra=asked)
+    if asked:
         parse_request(request)
         return ask_hydra([*flag_words(arguments), *normalise_request(request).overrides])
     cfg = parse_request(request)
@@ -69,7 +70,9 @@ def split_flags(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.add_argument(*names, action="store_true")
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
-    parser.add_argument("--info", "-i", nargs="?", const="all", choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"])
+    parser.add_argument(
+        "--info", "-i", nargs="?", const="all", choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
+    )
     parser.add_argument("--package", "-p")
     parser.add_argument("--config-name", "-cn", default="config")
     parser.add_argument("--config-dir", "-cd")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ class Request:
     overrides: list[str]
     config_name: str = "config"
     config_dir: str | None = None
-    multirun: bool = False
+    multirun: bool = False  # may sweep
+    of_hydra: bool = False  # may set keys of Hydra itself
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -91,7 +92,7 @@ def _compose(request: Request) -> DictConfig:
 def normalise(request: Request, loader: ConfigLoader) -> Request:
     """Groups lose their plus, values gain two, and a choice that no group has becomes a problem and falls out."""
     known = _Groups(request, loader)
-    result = Request([], request.config_name, request.config_dir, request.multirun)
+    result = replace(request, overrides=[], problems=[])
     for text in request.overrides:
         try:
             override = OverridesParser.create().parse_override(text)
@@ -116,7 +117,7 @@ class _Groups:
             raise ConfigError.at("--config-dir", f"no such folder: {request.config_dir}")
         own_names = {path.name for path in self.own.iterdir() if path.is_dir()} if self.own else set()
         self.names = set(loader.list_groups("")) | own_names
-        self.multirun = request.multirun
+        self.multirun, self.of_hydra = request.multirun, request.of_hydra
         self.declared = _declared_groups(request, self.own)
 
     def choices(self, group: str) -> list[str]:
@@ -128,7 +129,9 @@ class _Groups:
     def problem(self, override: Override) -> Problem | None:
         group = override.key_or_group
         if override.is_sweep_override() and not self.multirun:
-            return Problem(group, f"{override.get_value_element_as_str()} are several values: a sweep, which needs -m")
+            return Problem(group, f"{str(override.input_line).partition('=')[2]} are several values: a sweep, which needs -m")
+        if override.is_hydra_override() and not self.of_hydra:
+            return Problem(group, "has no effect on a single run: Hydra only composes its config")
         if override.is_hydra_override() or override.is_delete() or override.is_sweep_override() or not self._is_group(group):
             return None
         value = override.value()
@@ -157,7 +160,8 @@ def _declared_groups(request: Request, own: Path | None) -> set[str]:
     for folder in [folder for folder in (own, conf_dir()) if folder is not None]:
         path = folder / f"{request.config_name}.yaml"
         if path.exists():
-            defaults = OmegaConf.load(path).get("defaults", [])
+            loaded = OmegaConf.load(path)
+            defaults = loaded.get("defaults", []) if isinstance(loaded, DictConfig) else []
             keys = {str(key) for item in defaults if not isinstance(item, str) for key in item}
             return {key.split()[-1].lstrip("/") for key in keys}
     known = sorted(path.stem for path in conf_dir().glob("*.yaml"))

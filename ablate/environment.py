@@ -48,7 +48,9 @@ def git_commit() -> str | None:
     if not (top / ".git").exists():
         return None
     try:
-        commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=top, capture_output=True, text=True, timeout=5)
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=top, capture_output=True, text=True, timeout=5
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return commit.stdout.strip() or None

@@ -28,6 +28,12 @@ class Options(BaseModel):
     kind: str
 
 
+def _yaml_number(value: object) -> object:
+    """'.inf' -> infinity: on the command line Hydra takes YAML's own spelling for a word."""
+    spelled = {".inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
+    return spelled.get(value, value) if isinstance(value, str) else value
+
+
 def _fraction(value: object) -> object:
     """'8/3' -> 2.666..., so that ratios can be written as they are published."""
     if isinstance(value, str):
@@ -44,7 +50,7 @@ def _not_nan(value: float) -> float:
     return value
 
 
-Number = Annotated[float, AfterValidator(_not_nan)]
+Number = Annotated[float, BeforeValidator(_yaml_number), AfterValidator(_not_nan)]
 Positive = Annotated[Number, Field(gt=0)]
 """A float above 0; `.inf` is allowed and means "no limit" where an option says so."""
 NonNegative = Annotated[Number, Field(ge=0)]
@@ -76,7 +82,8 @@ class Registry(Generic[T]):
     def words(self) -> list[str]:
         return sorted(self._variants)
 
-    def variant(self, word: str) -> Callable[..., T]:
+    def variant(self, word: str) -> Any:
+        """The registered class."""
         return self._variants[word]
 
     def options(self, word: str) -> type[Options]:

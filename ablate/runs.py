@@ -116,6 +116,7 @@ class Run:
     def record_start(self, cfg: Config, identity: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         write_text(self.directory / "config.yaml", yaml.safe_dump(cfg.model_dump(), sort_keys=False))
         write_json(self.directory / "identity.json", identity)
+        (self.directory / "error.txt").unlink(missing_ok=True)  # of an earlier start
         starts = [*(read_json(self.directory / "environment.json") or []), environment]
         write_json(self.directory / "environment.json", starts)
 
@@ -125,7 +126,7 @@ class Run:
         if path.exists():
             kept = [json.dumps(row) for row in read_metrics(path) if row["step"] <= last_step]
             write_text(path, "".join(f"{line}\n" for line in kept))
-        self._metrics = open(path, "a", buffering=1, encoding="utf-8")
+        self._metrics = path.open("a", buffering=1, encoding="utf-8")
 
     def log(self, row: Mapping[str, float | int]) -> None:
         self._metrics.write(json.dumps(row) + "\n")
@@ -220,7 +221,12 @@ def load_runs(results_dir: str | Path = "results", *, curves: bool = True) -> Fr
             continue
         status = read_status(directory)
         summary = read_json(directory / "summary.json") or {}
-        row = {"run": directory.name, "hash": directory.name.rpartition("-")[2], "state": status.get("state"), "reason": status.get("reason")}
+        row = {
+            "run": directory.name,
+            "hash": directory.name.rpartition("-")[2],
+            "state": status.get("state"),
+            "reason": status.get("reason"),
+        }
         rows.append({**row, **_flat(config), **_flat(summary, "summary.")})
         if curves:
             by_step: dict[int, dict[str, Any]] = {}

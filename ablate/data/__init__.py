@@ -1,4 +1,4 @@
-"""Data: corpora, tokenizers, token files, the evaluation set, batches.
+"""Data: corpora, tokenizers, token files, the evaluation set. (Batches need torch and are in ablate/data/batches.py.)
 
     dataset = prepare(cfg.data, cfg.tokenizer, eval_bytes=..., segment_bytes=..., cache_dir=...)
     inputs_BT, targets_BT = Batches(dataset.train, context=..., batch_size=..., data_seed=...)(t)
@@ -7,11 +7,10 @@ A new corpus is a class under `DATA.register` (corpora.py), a new tokenizer one 
 Each has its YAML in conf/.
 """
 
-from ablate.data.batches import Batches, eval_batches
 from ablate.data.corpora import DATA
 from ablate.data.dataset import Dataset, check_pair, prepare, vocab_size
 from ablate.data.evaluation import EvalSet
 from ablate.data.source import TokenSource
 from ablate.data.tokenizers import TOKENIZER
 
-__all__ = ["DATA", "TOKENIZER", "Batches", "Dataset", "EvalSet", "TokenSource", "check_pair", "eval_batches", "prepare", "vocab_size"]
+__all__ = ["DATA", "TOKENIZER", "Dataset", "EvalSet", "TokenSource", "check_pair", "prepare", "vocab_size"]

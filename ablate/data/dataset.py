@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ FORMAT_VERSION = 1
 """Of what the cache holds: raise it when the same words come to mean other ids."""
 BYTES_PER_TOKEN = 4
 """Of token files: how many tokens stand for a number of bytes asked for."""
+BLOCK_BYTES = 4 << 20
 SAY_EVERY_BYTES = 256 << 20
 
 
@@ -113,24 +114,41 @@ def _of_text(source: Source, tokenizer: Options, eval_bytes: int, segment_bytes:
 
 def _encode(corpus: Corpus, split: Split, encoder: Encoder, folder: Path, say: Callable[[str], None]) -> None:
     """Training ids to train.bin, each document after an end-of-text id; validation text as it is."""
-    dtype, counts, ends = _dtype(encoder.vocab_size), np.zeros(encoder.vocab_size, np.int64), [0]
-    separator = np.array([encoder.end_of_text], dtype)
-    done, said = 0, 0
+    counts, ends = np.zeros(encoder.vocab_size, np.int64), [0]
     with (folder / "train.bin").open("wb") as train, (folder / "validation.txt").open("wb") as validation:
-        for validates, text in split.parts(corpus):
-            if validates:
-                validation.write(text)
-                ends.append(ends[-1] + len(text))
-                continue
-            ids = np.concatenate([separator, encoder.encode(text).astype(dtype)])
+
+        def held_in() -> Iterator[bytes]:
+            for validates, text in split.parts(corpus):
+                if validates:
+                    validation.write(text)
+                    ends.append(ends[-1] + len(text))
+                else:
+                    yield text
+
+        for ids in _blocks(held_in(), encoder, split.facts["train_bytes"], say):
             counts += np.bincount(ids, minlength=encoder.vocab_size)
             train.write(ids.tobytes())
-            done += len(text)
-            if done - said >= SAY_EVERY_BYTES:
-                say(f"encoded {done / split.facts['train_bytes']:.0%} of the training text")
-                said = done
     np.save(folder / "validation_ends.npy", np.array(ends[1:], np.int64))
     (folder / "facts.json").write_text(json.dumps({"unigram_entropy": entropy(counts)}), encoding="utf-8")
+
+
+def _blocks(texts: Iterable[bytes], encoder: Encoder, total: int, say: Callable[[str], None]) -> Iterator[Ids]:
+    """The ids of the texts, each after an end-of-text id, in blocks of many texts."""
+    dtype = _dtype(encoder.vocab_size)
+    separator = np.array([encoder.end_of_text], dtype)
+    waiting: list[Ids] = []
+    done, given, said = 0, 0, 0
+    for text in texts:
+        waiting += [separator, encoder.encode(text).astype(dtype)]
+        done += len(text)
+        if done - given >= BLOCK_BYTES:
+            yield np.concatenate(waiting)
+            waiting, given = [], done
+        if done - said >= SAY_EVERY_BYTES:
+            say(f"encoded {done / total:.0%} of the training text")
+            said = done
+    if waiting:
+        yield np.concatenate(waiting)
 
 
 def entropy(counts: NDArray[np.int64]) -> float:
@@ -152,7 +170,7 @@ def _of_tokens(files: TokenFiles, tokenizer: Options, eval_bytes: int, segment_b
     corpus = files.corpus(chosen.size(), cache)
     segments = token_segments(
         corpus.validation,
-        eval_tokens=eval_bytes // BYTES_PER_TOKEN,
+        eval_tokens=max(eval_bytes // BYTES_PER_TOKEN, 1),
         segment_tokens=max(segment_bytes // BYTES_PER_TOKEN, 1),
         end_of_text=None if encoder is None else encoder.end_of_text,
     )
@@ -189,7 +207,7 @@ def _counts(corpus: TokenCorpus, vocab_size: int, cache: Cache) -> NDArray[np.in
 
 def _token_notices(encoder: Encoder | None, scored: int | None, tokens: int, asked: int) -> Iterator[str]:
     if tokens < asked:
-        yield f"the validation files have only {tokens} of the {asked} tokens asked for evaluation: all of them are scored"
+        yield f"there are only {tokens} validation tokens of the {asked} asked for evaluation: all of them are scored"
     if encoder is None:
         yield "losses are per token, not per byte, without the tokenizer of these ids: name it (tokenizer=file or tiktoken)"
     elif scored is None:

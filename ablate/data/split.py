@@ -21,6 +21,7 @@ SPLIT_VERSION = 1
 VALIDATION_SHARE = 10
 """One part in ten validates."""
 MAX_VALIDATION_BYTES = 32 << 20
+SAY_EVERY_BYTES = 1 << 30
 PIECES = 100
 """A corpus that is one document is cut into this many pieces."""
 TRAIN, VALIDATION, REPEATED = 0, 1, 2
@@ -85,7 +86,7 @@ def _save(folder: Path, sides: NDArray[np.uint8], saved: dict[str, Any]) -> None
 
 
 def _decide(corpus: Corpus, say: Callable[[str], None]) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-    index = _index(corpus)
+    index = _index(corpus, say)
     if not len(index.lengths):
         raise ConfigError.at(corpus.key, "there is no text in it: every document is empty; name a file with text")
     sides = _by_group(index) if corpus.grouped else _by_content(index)
@@ -97,7 +98,11 @@ def _decide(corpus: Corpus, say: Callable[[str], None]) -> tuple[NDArray[np.uint
         piece_bytes = max(1, -(-int(index.lengths.sum()) // PIECES))
         unique = len(np.unique(index.keys))
         notices.append(_few_documents(unique, piece_bytes))
-    facts = _facts(corpus, sides, piece_bytes, notices)
+    facts = _piece_facts(corpus, sides, piece_bytes) if piece_bytes else _facts(index.lengths, sides)
+    for side in ("train", "validation"):
+        if not facts[f"{side}_bytes"]:
+            came = f"only {int(index.lengths.sum())} bytes of text: too short to train and validate on"
+            raise ConfigError.at(corpus.key, f"{came}; name a longer text")
     say(f"split {facts['documents']} documents: {facts['train_bytes']} bytes to train on, {facts['validation_bytes']} to validate")
     return sides, {"piece_bytes": piece_bytes, "facts": facts, "notices": notices}
 
@@ -110,17 +115,18 @@ def _few_documents(unique: int, piece_bytes: int) -> str:
     )
 
 
-def _facts(corpus: Corpus, sides: NDArray[np.uint8], piece_bytes: int, notices: list[str]) -> dict[str, int]:
-    counts = {"documents": len(sides), "train_documents": 0, "validation_documents": 0, "train_bytes": 0, "validation_bytes": 0}
-    for validates, text in Split("", sides, piece_bytes, {}, notices).parts(corpus):
-        side = "validation" if validates else "train"
-        counts[f"{side}_documents"] += 1
-        counts[f"{side}_bytes"] += len(text)
-    for side in ("train", "validation"):
-        if not counts[f"{side}_bytes"]:
-            size = counts["train_bytes"] + counts["validation_bytes"]
-            raise ConfigError.at(corpus.key, f"only {size} bytes of text: too short to train and validate on; name a longer text")
-    return counts
+def _facts(lengths: NDArray[np.int64], sides: NDArray[np.uint8]) -> dict[str, int]:
+    facts = {"documents": len(sides)}
+    for name, side in (("train", TRAIN), ("validation", VALIDATION)):
+        facts[f"{name}_documents"] = int((sides == side).sum())
+        facts[f"{name}_bytes"] = int(lengths[sides == side].sum())
+    return facts
+
+
+def _piece_facts(corpus: Corpus, sides: NDArray[np.uint8], piece_bytes: int) -> dict[str, int]:
+    parts = [(validates, len(text)) for validates, text in Split("", sides, piece_bytes, {}, []).parts(corpus)]
+    validates, lengths = (np.array(column) for column in zip(*parts, strict=True))
+    return {**_facts(lengths, np.where(validates, VALIDATION, TRAIN).astype(np.uint8)), "documents": len(sides)}
 
 
 class _Index(NamedTuple):
@@ -130,9 +136,9 @@ class _Index(NamedTuple):
     nul_documents: int
 
 
-def _index(corpus: Corpus) -> _Index:
+def _index(corpus: Corpus, say: Callable[[str], None]) -> _Index:
     """The first pass: the first 64 bits of each document's sha256, its length and its group."""
-    keys, lengths, groups, nul_documents = array("Q"), array("q"), [], 0
+    keys, lengths, groups, nul_documents, read = array("Q"), array("q"), [], 0, 0
     for document in corpus.documents():
         text = document.text.replace(b"\0", b"")
         nul_documents += len(text) != len(document.text)
@@ -141,6 +147,9 @@ def _index(corpus: Corpus) -> _Index:
             lengths.append(len(text))
             if corpus.grouped:
                 groups.append(document.group)
+        if read // SAY_EVERY_BYTES != (read + len(text)) // SAY_EVERY_BYTES:
+            say(f"read {len(lengths)} documents, {read + len(text)} bytes")
+        read += len(text)
     return _Index(np.array(keys, np.uint64), np.array(lengths, np.int64), groups, nul_documents)
 
 

@@ -89,7 +89,8 @@ class TextFiles:
             cache.say(f"hashing {len(files)} files (once)")
         hashes = [(cache.file_hash(file), _form(file)) for file in files]
         self.files = [file for _, file in sorted(zip(hashes, files, strict=True), key=lambda pair: pair[0])]
-        self.content = hash_of("text files", LONG_PIECE_BYTES, text_key, sorted(hashes))
+        records = any(form != "txt" for _, form in hashes)
+        self.content = hash_of("text files", LONG_PIECE_BYTES, text_key if records else "", sorted(hashes))
         self.licence = "not known"
 
     def documents(self) -> Iterator[Document]:

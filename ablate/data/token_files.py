@@ -89,6 +89,8 @@ class TokenFiles:
         }
         if val_files:
             validation, val_hash, _ = self._read(val_files, vocab_size, cache)
+            if len(validation) < 2:
+                raise ConfigError.at("data.val_path", "holds a single token: too few to validate on")
             return TokenCorpus(hash_of("token files", train_hash, val_hash), train, validation, facts, notices)
         held_out, kept = _held_out(len(train))
         content = hash_of("held out", train_hash, VALIDATION_SHARE, MAX_VALIDATION_TOKENS, MAX_HELD_OUT_CHUNKS, MIN_CHUNK_TOKENS)

@@ -26,7 +26,7 @@ from ablate.registry import Count, Registry
 END_OF_TEXT = "<|endoftext|>"
 BPE_VERSION = 1
 LONG_BLANK = r"(\s{4096})"
-MAX_BPE_TRAINING_BYTES = 256 << 20
+MAX_BPE_TRAINING_BYTES = 100 << 20
 """A longer training text is sampled evenly: more text hardly moves the merges and the trainer keeps every word in memory."""
 PATTERNS = {
     "gpt2": r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ablate.model.attention import Attention
@@ -37,7 +38,8 @@ class Counts:
 def count(model: Transformer, context: int) -> Counts:
     """Counts a model; one on the meta device costs no memory. FLOPs are those of a sequence of `context` tokens."""
     tokens = torch.zeros(1, context, dtype=torch.long, device=model.embedding.weight.device)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    # Plain operators: the counter does not know the fused attention of every device, and would count it as nothing.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(tokens)
     ffns = [module for module in model.modules() if isinstance(module, FeedForward)]
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -62,7 +62,7 @@ class PRMSNorm(nn.Module):
     def __init__(self, dim: int, *, eps: Positive, fraction: Share) -> None:
         super().__init__()
         self.eps = eps
-        self.num_features = max(1, math.ceil(fraction * dim))
+        self.num_features = max(1, math.ceil(round(fraction * dim, 6)))  # 0.07 * 100 is 7.000000000000001
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x_D: Tensor) -> Tensor:

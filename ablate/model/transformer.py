@@ -28,7 +28,9 @@ class Block(nn.Module):
         def make_norm() -> nn.Module:
             return NORM.build(cfg.norm, dim)
 
-        self.attention = PLACEMENT.build(cfg.placement, ATTENTION.build(cfg.attention, dim, cfg.model.heads), make_norm)
+        attention = ATTENTION.build(cfg.attention, dim, cfg.model.heads)
+        self.head_dim = attention.head_dim
+        self.attention = PLACEMENT.build(cfg.placement, attention, make_norm)
         self.ffn = PLACEMENT.build(cfg.placement, FFN.build(cfg.ffn, dim), make_norm)
 
     def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
@@ -42,9 +44,9 @@ class Transformer(nn.Module):
         super().__init__()
         dim = cfg.model.width
         self.embedding = Embedding(vocab_size, dim)
-        self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.model.depth))
-        head_dim = self.blocks[0].attention.sublayer.head_dim
-        self.position = POSITION.build(cfg.position, dim, head_dim, cfg.model.context)
+        blocks = [Block(cfg) for _ in range(cfg.model.depth)]
+        self.blocks = nn.ModuleList(blocks)
+        self.position = POSITION.build(cfg.position, dim, blocks[0].head_dim, cfg.model.context)
         self.norm = PLACEMENT.variant(cfg.placement.kind).final(lambda: NORM.build(cfg.norm, dim))
         self.head = HEAD.build(cfg.head, dim, vocab_size)
 

@@ -19,7 +19,7 @@ from ablate.data import Dataset, prepare
 from ablate.environment import environment
 from ablate.report.compare import comparison
 from ablate.runs import Run, canonical, read_json, read_status, run_directory, write_text
-from ablate.train.loop import Stop, Training, Update, build, find_device, run_steps
+from ablate.train.loop import Stop, Training, Update, build, find_device, restore, run_steps
 
 SUCCESS, FAILURE, COME_BACK = 0, 1, 75
 """Exit codes: done; failed or crashed; stopped, or owned by another process (EX_TEMPFAIL: the same command goes on later)."""
@@ -77,7 +77,9 @@ def ended(directory: Path, console: Console) -> int | None:
         console.print(result(directory))
         return SUCCESS
     if status.get("state") == "failed":
-        console.print(f"failed before: {directory}\n{status['reason']}: {status['detail']}  (a result, not a crash; rerun=true does it again)")
+        console.print(
+            f"failed before: {directory}\n{status['reason']}: {status['detail']}  (a result, not a crash; rerun=true does it again)"
+        )
         return FAILURE
     return None
 
@@ -97,9 +99,10 @@ def carry_out(cfg: Config, data: Dataset, run: Run, identity: Mapping[str, Any],
         run.set_state("running")
         training = build(cfg, data)
         run.record_start(cfg, identity, environment(training.device))
+        restore(training, run)
         mirror = start_mirror(run.directory, cfg.tracker)
         introduce(training, run, say)
-        for update in shown(run_steps(training, run, stop, say), training, console):
+        for update in shown(run_steps(training, run, stop), training, console):
             if update.step % 50 == 0 and (problem := mirror.problem()):
                 say(f"warning: {problem}")
         return say_ending(run.directory, say)
@@ -124,6 +127,8 @@ def say_ending(directory: Path, say: Callable[[str], None]) -> int:
 def introduce(training: Training, run: Run, say: Callable[[str], None]) -> None:
     cfg, counts = training.cfg, training.counts
     say(f"run {run.directory}")
+    if training.step:
+        say(f"resumed at step {training.step} of {cfg.steps}")
     corpus = training.data.description.get("name", cfg.data.kind)
     epochs = training.batches.epochs(cfg.steps)
     say(
@@ -131,7 +136,7 @@ def introduce(training: Training, run: Run, say: Callable[[str], None]) -> None:
         f"{training.device.type} {cfg.dtype}{' compiled' if training.compiled else ''}"
     )
     if abs(counts.ffn_parameter_error) > 1e-4:
-        say(f"feed-forward width {counts.ffn_width}: {counts.ffn_parameter_error:+.2%} parameters against a plain MLP of ratio {cfg.ffn.ratio:g}")
+        say(f"feed-forward width {counts.ffn_width}: {counts.ffn_parameter_error:+.2%} parameters against the plain MLP of its ratio")
     for notice in training.data.notices:
         say(f"note: {notice}")
 
@@ -151,11 +156,19 @@ def bar(training: Training, console: Console) -> Iterator[Callable[[Update], Non
 
         def line(update: Update) -> None:
             if update.evaluation:
-                console.print(f"step {update.step}/{steps}  loss {update.loss:.4f}  {measured(update)}  {update.tokens_per_second:,.0f} tokens/s")
+                console.print(
+                    f"step {update.step}/{steps}  loss {update.loss:.4f}  {measured(update)}  {update.tokens_per_second:,.0f} tokens/s"
+                )
 
         yield line
         return
-    columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.fields[facts]}")]
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[facts]}"),
+    ]
     with Progress(*columns, console=console, refresh_per_second=4) as progress:
         task = progress.add_task("training", total=steps, completed=training.step, facts="")
         last = ""
@@ -179,10 +192,9 @@ def result(directory: Path) -> str:
     """The result of a finished run in one line."""
     found = read_json(directory / "summary.json")
     per_byte = f", {found['bits_per_byte']:.4f} bits per byte" if found["bits_per_byte"] is not None else ""
-    return (
-        f"evaluation loss {found['eval_loss']:.4f} nats per token{per_byte}; {found['tokens']:,} tokens in {found['seconds']:.0f} s of steps, "
-        f"{found['tokens_per_second']:,.0f} tokens/s, {found['flop_utilisation']:.0%} of the FLOPs of a matrix product"
-    )
+    loss = f"evaluation loss {found['eval_loss']:.4f} nats per token{per_byte}"
+    work = f"{found['tokens']:,} tokens in {found['seconds']:.0f} s of steps, {found['tokens_per_second']:,.0f} tokens/s"
+    return f"{loss}; {work}, {found['flop_utilisation']:.0%} of the FLOPs of a matrix product"
 
 
 def baseline_identity(cfg: Config, shipped: Config, data: Dataset) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,10 @@ from ablate.train.schedule import SCHEDULE, Schedule
 
 COMPILE_PAYS_FROM_FLOPS = {"cpu": 5e13, "cuda": 5e15}
 """Training FLOPs from which compiling earns its minute back: some ten minutes of two cores, some two of a large GPU."""
+
+CHECKPOINT = "checkpoint.pt"
+STILL_FALLING = 0.01
+"""Nats between two evaluations."""
 
 Ending = Literal["done", "failed", "stopped"]
 
@@ -64,12 +68,14 @@ class Training:
     compiled: bool
     peak_flops: float  # per second, of a matrix product of this dtype, measured here
     loss: Loss
+    lr: float  # the peak rate, of all optimisers
     optimizers: list[Optimizer]
     schedule: Schedule
     batches: Batches
     data: Dataset
     step: int = 0
     seconds: float = 0.0  # spent in steps, over all starts
+    last_evaluation: float = math.inf  # loss
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ def build(cfg: Config, data: Dataset) -> Training:
         compiled=compiled,
         peak_flops=matmul_peak(device, DTYPES[cfg.dtype]),
         loss=LOSS.build(cfg.loss),
+        lr=optim.lr,
         optimizers=optim.optimizers(model),
         schedule=SCHEDULE.build(cfg.schedule),
         batches=Batches(data.train, context=cfg.model.context, batch_size=cfg.train.batch_size, data_seed=cfg.data_seed),
@@ -123,15 +130,19 @@ def should_compile(cfg: Config, device: torch.device, counts: Counts) -> bool:
     return able and (cfg.compile is True or (cfg.compile == "auto" and flops >= COMPILE_PAYS_FROM_FLOPS[device.type]))
 
 
-def run_steps(training: Training, run: Run, stop: Stop, say: Callable[[str], None]) -> Iterator[Update]:
-    """Trains to the end, or to a stop or failure, and leaves the run directory in the state it says. Yields after every step."""
-    cfg = training.cfg
-    path = run.directory / "checkpoint.pt"
+def restore(training: Training, run: Run) -> None:
+    """Goes back to the run's checkpoint, if it has one, and opens its metrics there."""
+    path = run.directory / CHECKPOINT
     if path.exists():
         training.step, facts = checkpoint.load(path, model=training.model, optimizers=training.optimizers)
-        training.seconds = facts["seconds"]
-        say(f"resumed at step {training.step} of {cfg.steps}")
+        training.seconds, training.last_evaluation = facts["seconds"], facts["last_evaluation"]
     run.open_metrics(training.step)
+
+
+def run_steps(training: Training, run: Run, stop: Stop) -> Iterator[Update]:
+    """Trains to the end, or to a stop or failure, and leaves the run directory in the state it says. Yields after every step."""
+    cfg = training.cfg
+    path = run.directory / CHECKPOINT
     saved, evaluation = time.monotonic(), None
     while training.step < cfg.steps:
         row = train_step(training)
@@ -177,10 +188,10 @@ def train_step(training: Training) -> dict[str, float]:
         (total * share).backward()
         parts = {name: parts.get(name, 0) + part.detach() * share for name, part in found.items()}
     grad_norm = nn.utils.clip_grad_norm_(training.model.parameters(), cfg.train.grad_clip, foreach=True)
-    factor = training.schedule.factor(training.step, cfg.steps)
+    lr = training.lr * training.schedule.factor(training.step, cfg.steps)
     for optimizer in training.optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = cfg.optim.lr * factor
+            group["lr"] = lr
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     losses = {name: value.item() for name, value in parts.items()}
@@ -193,7 +204,7 @@ def train_step(training: Training) -> dict[str, float]:
         "loss": losses.pop("cross_entropy"),
         **losses,
         "grad_norm": grad_norm.item(),
-        "lr": cfg.optim.lr * factor,
+        "lr": lr,
         "seconds": seconds,
         "tokens_per_second": cfg.batch_tokens / seconds,
         "flop_utilisation": utilisation(training, cfg.batch_tokens / seconds),
@@ -237,15 +248,25 @@ def evaluation_row(training: Training, evaluation: Evaluation) -> dict[str, floa
 
 
 def collapsed(training: Training, evaluation: Evaluation) -> bool:
-    """A model that predicts no better than token frequencies, past the time that it is given to learn more, has collapsed."""
-    cfg = training.cfg
+    """A model that predicts no better than token frequencies, and is past the time it is given to learn more.
+
+    Before the end of the run its loss must also have stopped falling: a slow run is not a collapsed one.
+    """
+    cfg, before = training.cfg, training.last_evaluation
+    training.last_evaluation = evaluation.loss
+    if evaluation.loss < training.data.unigram_entropy:
+        return False
     patience = max(training.schedule.warmup_steps(cfg.steps), cfg.train.collapse_after * cfg.steps)
-    return training.step > patience and evaluation.loss >= training.data.unigram_entropy
+    return training.step == cfg.steps or (training.step > patience and evaluation.loss > before - STILL_FALLING)
 
 
 def save(training: Training, path: Path) -> None:
     checkpoint.save(
-        path, step=training.step, model=training.model, optimizers=training.optimizers, facts={"seconds": training.seconds}
+        path,
+        step=training.step,
+        model=training.model,
+        optimizers=training.optimizers,
+        facts={"seconds": training.seconds, "last_evaluation": training.last_evaluation},
     )
 
 

@@ -9,6 +9,7 @@ from torch.nn import Parameter
 from torch.optim import AdamW, Muon, Optimizer
 
 from ablate.errors import ConfigError
+from ablate.model.transformer import Transformer
 from ablate.registry import NonNegative, Positive, Registry, Share
 
 
@@ -17,7 +18,7 @@ class Optim:
 
     lr: float
 
-    def optimizers(self, model: nn.Module) -> list[Optimizer]:
+    def optimizers(self, model: Transformer) -> list[Optimizer]:
         raise NotImplementedError
 
 
@@ -46,7 +47,7 @@ class Adam(Optim):
     def __init__(self, *, lr: Positive, betas: list[Share], eps: Positive, weight_decay: NonNegative) -> None:
         self.lr, self.betas, self.eps, self.weight_decay = lr, _two(betas), eps, weight_decay
 
-    def optimizers(self, model: nn.Module) -> list[Optimizer]:
+    def optimizers(self, model: Transformer) -> list[Optimizer]:
         return [_adamw(model.parameters(), self.lr, self.betas, self.eps, self.weight_decay)]
 
 
@@ -61,7 +62,7 @@ class MuonAndAdam(Optim):
     def __init__(self, *, lr: Positive, momentum: Share, betas: list[Share], eps: Positive, weight_decay: NonNegative) -> None:
         self.lr, self.momentum, self.betas, self.eps, self.weight_decay = lr, momentum, _two(betas), eps, weight_decay
 
-    def optimizers(self, model: nn.Module) -> list[Optimizer]:
+    def optimizers(self, model: Transformer) -> list[Optimizer]:
         matrices = [module.weight for module in model.blocks.modules() if isinstance(module, nn.Linear)]
         chosen = {id(parameter) for parameter in matrices}
         rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]

@@ -1,0 +1,255 @@
+"""The verb `bench`: how fast steps are, measured in one process, interleaved, as medians of ratios within a round.
+
+    ablate bench scale=small compile=true                      # our loop against a bare loop, and the peak of matrix products
+    ablate bench scale=tiny compile=true vs norm=layernorm vs norm=none    # configs against each other
+
+A machine is shared and noisy; a ratio within a round is not. On a CPU compare the speed of variants compiled: eager, an operator that
+has a fused kernel beats one that has none, which says nothing about the variants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn import functional as F
+
+from ablate.composition import compose
+from ablate.config import Config, meta_model
+from ablate.data import prepare
+from ablate.environment import DTYPES, environment, matmul_peak
+from ablate.errors import ConfigError
+from ablate.model.count import count
+from ablate.runs import Run, canonical
+from ablate.trackers import start_mirror
+from ablate.train.launch import cache_dir
+from ablate.train.loop import Stop, Training, build, find_device, restore, run_steps, should_compile, train_step
+
+FOREVER_TOKENS = 10**15
+WARM_UP_STEPS = 3
+
+
+@dataclass
+class Contestant:
+    """Something whose steps are timed; what `around` does is done while it has the machine."""
+
+    name: str
+    step: Callable[[], object]
+    training: Training
+    around: Callable[[], object] = field(default=lambda: _Nothing())
+    seconds: list[float] = field(default_factory=list)
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def bench(argv: list[str]) -> int:
+    """Prints the table of steps, and for a single config also its start-up time."""
+    parser = argparse.ArgumentParser(
+        prog="ablate bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--rounds", type=int, default=11, help="rounds, in each of which every contestant has its turn (default 11)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn (default 2)")
+    flags, rest = parser.parse_known_args(argv)
+    unknown = [word for word in rest if word.startswith("-")]
+    if unknown:
+        raise ConfigError.at(unknown[0], "no such flag; allowed: --rounds, --seconds, --help")
+    console = Console(soft_wrap=True, highlight=False)
+    first, *others = _split(rest)
+    if others:
+        contenders = [_variant(first, [])] + [_variant(first, other) for other in others]
+        peaks = race(contenders, flags.rounds, flags.seconds)
+        console.print(table("steps of configs, interleaved", contenders, peaks))
+        return 0
+    with tempfile.TemporaryDirectory() as folder, loop_against_bare(first, Path(folder)) as contenders:
+        peaks = race(contenders, flags.rounds, flags.seconds)
+        console.print(table("our loop (every step logged, W&B mirror on) against a bare loop of the same model", contenders, peaks))
+    console.print(first_step(first))
+    return 0
+
+
+def _split(words: list[str]) -> list[list[str]]:
+    groups: list[list[str]] = [[]]
+    for word in words:
+        if word == "vs":
+            groups.append([])
+        else:
+            groups[-1].append(word)
+    return groups
+
+
+def _endless(overrides: list[str]) -> Config:
+    """The config of a run that neither evaluates nor saves while it is timed, compiled if the real one would be."""
+    real = compose(overrides)
+    compiled = should_compile(real, find_device(real), count(meta_model(real), real.model.context))
+    endless = [f"train.tokens={FOREVER_TOKENS}", "eval.num_points=1", "checkpoint.every_seconds=.inf", f"compile={compiled}"]
+    return compose([*overrides, *endless])
+
+
+def _training(cfg: Config) -> Training:
+    data = prepare(cfg.data, cfg.tokenizer, eval_bytes=cfg.eval.bytes, segment_bytes=cfg.eval.segment_bytes, cache_dir=cache_dir(cfg))
+    return build(cfg, data)
+
+
+def _variant(common: list[str], extra: list[str]) -> Contestant:
+    training = _training(_endless([*common, *extra]))
+    return Contestant(" ".join(extra) or " ".join(common) or "baseline", lambda: train_step(training), training)
+
+
+@contextmanager
+def loop_against_bare(overrides: list[str], folder: Path) -> Iterator[list[Contestant]]:
+    """Our loop with its run directory and W&B mirror, and the shortest loop that trains the same model on the same batches.
+
+    The mirror is a process of its own and would slow whoever has the machine: it is stopped while the bare loop has its turn, so
+    that all its work falls on ours.
+    """
+    cfg = _endless([*overrides, "tracker=wandb", "tracker.mode=offline", f"results_dir={json.dumps(str(folder))}"])
+    ours, bare = _training(cfg), _training(cfg)
+    run = Run.open(folder / "runs" / "bench-000000000000")
+    run.set_state("running")
+    run.record_start(cfg, canonical(cfg, ours.data.content_hash), environment(ours.device))
+    restore(ours, run)
+    mirror = start_mirror(run.directory, cfg.tracker)
+    steps = run_steps(ours, run, Stop())
+
+    @contextmanager
+    def mirror_on() -> Iterator[None]:
+        _signal(mirror.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            _signal(mirror.pid, signal.SIGSTOP)
+
+    try:
+        yield [
+            Contestant("bare loop", bare_loop(bare), bare),
+            Contestant("our loop", lambda: next(steps), ours, around=mirror_on),
+        ]
+    finally:
+        _signal(mirror.pid, signal.SIGCONT)
+        run.set_state("stopped", reason="bench", detail="the bench is over")
+        mirror.finish()
+        run.close()
+
+
+def _signal(group: int | None, number: int) -> None:
+    if group is not None:
+        with suppress(ProcessLookupError):
+            os.killpg(group, number)
+
+
+def bare_loop(training: Training) -> Callable[[], None]:
+    """What one would write by hand: forward, cross-entropy, backward, clip, step; nothing is measured, logged or checked."""
+    cfg, model, [optimizer] = training.cfg, training.model, training.optimizers
+    parameters = list(model.parameters())
+    t = 0
+
+    def step() -> None:
+        nonlocal t
+        inputs, targets = training.batches(t)
+        with torch.autocast(training.device.type, dtype=torch.bfloat16, enabled=cfg.dtype == "bfloat16"):
+            logits = model(inputs.to(training.device))
+            loss = F.cross_entropy(logits.float().flatten(0, 1), targets.to(training.device).flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, cfg.train.grad_clip, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        t += 1
+
+    return step
+
+
+def race(contestants: list[Contestant], rounds: int, seconds: float) -> list[float]:
+    """Times turns of each contestant, in turn; gives the matrix-product peaks that were measured between them."""
+    repeats = []
+    for contestant in contestants:
+        for _ in range(WARM_UP_STEPS):
+            contestant.step()
+        repeats.append(max(1, round(seconds / _time(contestant, 1))))
+    turn = max(1, round(median(repeats)))
+    peaks = []
+    for index in range(rounds):
+        order = contestants if index % 2 == 0 else contestants[::-1]
+        for contestant in order:
+            with contestant.around():  # type: ignore[attr-defined]
+                contestant.seconds.append(_time(contestant, turn))
+        training = contestants[0].training
+        peaks.append(matmul_peak(training.device, DTYPES[training.cfg.dtype]))
+    return peaks
+
+
+def _time(contestant: Contestant, repeats: int) -> float:
+    """Seconds a step."""
+    device = contestant.training.device
+    start = time.perf_counter()
+    for _ in range(repeats):
+        contestant.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / repeats
+
+
+def table(title: str, contestants: list[Contestant], peaks: list[float]) -> Table:
+    first = contestants[0]
+    training = first.training
+    peak = median(peaks)
+    compiled = "compiled" if training.compiled else "eager"
+    caption = (
+        f"{training.device.type}, {training.cfg.dtype}, {compiled}, {torch.get_num_threads()} threads; {len(peaks)} rounds; "
+        f"peak of a matrix product {peak / 1e9:,.1f} GFLOP/s"
+    )
+    result = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    for name, justify in (("", "left"), ("ms a step", "right"), ("ratio", "right"), ("ratio, middle half", "right"), ("tokens/s", "right")):
+        result.add_column(name, justify=justify)  # type: ignore[arg-type]
+    result.add_column("of the peak", justify="right")
+    for contestant in contestants:
+        cfg = contestant.training.cfg
+        ratios = sorted(ours / theirs for ours, theirs in zip(contestant.seconds, first.seconds, strict=True))
+        rate = cfg.batch_tokens / median(contestant.seconds)
+        flops = cfg.batch_tokens * contestant.training.counts.training_flops_per_token
+        shares = [flops / seconds / top for seconds, top in zip(contestant.seconds, peaks, strict=True)]
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        result.add_row(
+            contestant.name,
+            f"{1000 * median(contestant.seconds):.1f}",
+            f"{median(ratios):.3f}",
+            "" if contestant is first else f"{low:.3f} to {high:.3f}",
+            f"{rate:,.0f}",
+            f"{median(shares):.0%}",
+        )
+    return result
+
+
+def first_step(overrides: list[str]) -> str:
+    """Seconds from the command to its first row of metrics, in a process of its own, without compiling."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "ablate", *overrides, "compile=false", f"results_dir={json.dumps(folder)}"]
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        try:
+            while process.poll() is None:
+                if any(path.stat().st_size for path in Path(folder).glob("runs/*/metrics.jsonl")):
+                    return f"first step {time.perf_counter() - start:.1f} s after the command, without compile"
+                time.sleep(0.02)
+            return f"first step: the command ended early\n{process.stderr.read() if process.stderr else ''}"
+        finally:
+            process.terminate()
+            process.communicate()

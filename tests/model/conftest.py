@@ -1,0 +1,131 @@
+"""What the tests of the model share: small configs, models whose every parameter is random, what a model computes."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, reduce
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from ablate.composition import compose, conf_dir
+from ablate.config import ARCHITECTURE, AXES, Config, build_model, parse
+from ablate.model.transformer import Transformer
+from ablate.train.loss import LOSS
+
+QUIET_COMPILER = ("ignore:The .grad attribute of a Tensor:UserWarning", "ignore:`torch.jit:DeprecationWarning")
+"""Warnings of torch about torch, which Python shows only when warnings are errors."""
+
+
+def yaml_words(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def yaml_of(group: str, word: str) -> dict[str, Any]:
+    """What a YAML gives its group; a line of its defaults list, `/norm@qk_norm: none`, is a key too and gives that YAML."""
+    values = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{word}.yaml"))
+    assert isinstance(values, dict)
+    given = {str(key): value for key, value in values.items() if key != "defaults"}
+    for item in values.get("defaults", []):
+        if isinstance(item, dict):
+            [(target, choice)] = item.items()
+            nested, _, key = target.lstrip("/").partition("@")
+            given[key] = yaml_of(nested, choice)
+    return given
+
+
+@cache
+def composed(*overrides: str) -> Config:
+    """A small config by Hydra, with what a test chooses. Takes a third of a second."""
+    size = ["model.width=32", "model.depth=2", "model.heads=4", "model.context=16"]
+    return compose([*size, "tracker=none", *overrides])
+
+
+@cache
+def small(*choices: str) -> Config:
+    """The same at once: `axis=word` puts that YAML in its place, as Hydra does (a test compares the two)."""
+    by_hydra = [choice for choice in choices if choice.partition("=")[0] not in AXES]
+    values = composed(*by_hydra).model_dump()
+    for axis, _, word in (choice.partition("=") for choice in choices if choice not in by_hydra):
+        values[axis] = yaml_of(axis, word)
+    return parse(values)
+
+
+def changed(cfg: Config, key: str, value: object) -> Config:
+    """The config with another value, checked like any other."""
+    values = cfg.model_dump()
+    *path, last = key.split(".")
+    reduce(lambda section, part: section[part], path, values)[last] = value
+    return parse(values)
+
+
+CHOICES = [f"{axis}={word}" for axis in ARCHITECTURE for word in yaml_words(axis)]
+"""Every choice on every architecture axis, found in conf/ without being asked."""
+
+STABILITY = [f"stability={word}" for word in yaml_words("stability")]
+
+BASELINE = [
+    f"{group}={words[0] if isinstance(words, list) else words}"
+    for item in OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))["defaults"]  # type: ignore[call-overload, index]
+    if isinstance(item, dict)
+    for group, words in item.items()
+]
+
+DIFFERENT = [choice for choice in [*CHOICES, *STABILITY] if choice not in BASELINE]
+"""The choices that are not the baseline's own."""
+
+
+def tokens_of(cfg: Config, sequences: int = 2, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, (sequences, cfg.model.context), generator=torch.Generator().manual_seed(seed))
+
+
+def targets_of(cfg: Config, sequences: int = 2) -> Tensor:
+    return tokens_of(cfg, sequences, seed=1)
+
+
+@torch.no_grad()
+def randomise(module: nn.Module, seed: int = 0) -> None:
+    """Fills every parameter, gains and biases too, as a function of its name: ones, zeros and a std of 0.02 hide errors."""
+    for name, parameter in module.named_parameters():
+        number = int.from_bytes(f"{seed}/{name}".encode(), "big") % (2**31 - 1)
+        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+        if parameter.ndim > 1:
+            parameter.copy_(noise / math.sqrt(parameter.shape[1]) * 1.5)
+        else:
+            parameter.copy_(noise / 2 + (1 if name.endswith("weight") else 0))
+
+
+def random_model(cfg: Config, seed: int = 0) -> Transformer:
+    model = build_model(cfg)
+    randomise(model, seed)
+    return model
+
+
+def loss_of(cfg: Config, model: nn.Module) -> Tensor:
+    """What training would minimise on the tokens of `tokens_of`."""
+    total, _ = LOSS.build(cfg.loss)(model(tokens_of(cfg)), targets_of(cfg))
+    return total
+
+
+def gradients_of(cfg: Config, model: nn.Module) -> dict[str, Tensor | None]:
+    """A gradient for each parameter, by name; None where there is none."""
+    model.zero_grad(set_to_none=True)
+    loss_of(cfg, model).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def max_difference(first: Tensor, second: Tensor) -> float:
+    return (first.double() - second.double()).abs().max().item()
+
+
+def differ(first: Config, second: Config) -> bool:
+    """Other parameters, other initial numbers, or another loss from the same numbers."""
+    initial = [{name: parameter.detach() for name, parameter in build_model(cfg).named_parameters()} for cfg in (first, second)]
+    shapes = [{name: parameter.shape for name, parameter in parameters.items()} for parameters in initial]
+    if shapes[0] != shapes[1]:
+        return True
+    moved = max(max_difference(initial[0][name], initial[1][name]) for name in initial[0])
+    losses = [loss_of(cfg, random_model(cfg)).item() for cfg in (first, second)]
+    return moved > 1e-3 or abs(losses[0] - losses[1]) > 1e-4

@@ -1,0 +1,282 @@
+"""What every registered variant of every axis must hold, unasked: a new variant is tested here without a new line."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+from ablate.config import ARCHITECTURE, AXES, Config, build_model
+from ablate.errors import ConfigError
+from ablate.model.transformer import Transformer
+from tests.model.conftest import (
+    CHOICES,
+    DIFFERENT,
+    QUIET_COMPILER,
+    STABILITY,
+    changed,
+    composed,
+    differ,
+    gradients_of,
+    loss_of,
+    max_difference,
+    random_model,
+    small,
+    tokens_of,
+    yaml_of,
+    yaml_words,
+)
+
+VARIANTS = [(axis, word) for axis, registry in AXES.items() for word in registry.words()]
+FILES = [(axis, word) for axis in AXES for word in yaml_words(axis)]
+ALL_CHOICES = [*CHOICES, *STABILITY]
+STABILITY_WORDS = [word for word in yaml_words("stability") if word != "none"]
+NEEDING_DATA = ("data", "tokenizer")
+
+
+# --- YAML and signature
+
+
+@pytest.mark.parametrize(("axis", "word"), VARIANTS)
+def test_every_registered_variant_has_a_yaml_of_its_name(axis: str, word: str) -> None:
+    assert yaml_of(axis, word)["kind"] == word
+
+
+@pytest.mark.parametrize(("axis", "word"), FILES)
+def test_every_yaml_names_a_registered_variant(axis: str, word: str) -> None:
+    assert yaml_of(axis, word)["kind"] in AXES[axis].words()
+
+
+@pytest.mark.parametrize(("axis", "word"), FILES)
+def test_a_yaml_gives_exactly_the_options_of_the_signature(axis: str, word: str) -> None:
+    given = yaml_of(axis, word)
+    assert set(given) == set(AXES[axis].options(given["kind"]).model_fields)
+
+
+@pytest.mark.parametrize("row", range(max(len(yaml_words(axis)) for axis in AXES if axis not in NEEDING_DATA)))
+def test_hydra_composes_every_choice_as_its_yaml_says(row: int) -> None:
+    chosen = {axis: yaml_words(axis)[row % len(yaml_words(axis))] for axis in AXES if axis not in NEEDING_DATA}
+    cfg = composed(*(f"{axis}={word}" for axis, word in chosen.items()))
+    for axis, word in chosen.items():
+        given = yaml_of(axis, word)
+        if axis == "optim":
+            given["lr"] = composed().optim.lr  # type: ignore[attr-defined]  # the scale says
+        assert getattr(cfg, axis).model_dump() == AXES[axis].options(given["kind"]).model_validate(given).model_dump(), axis
+
+
+@pytest.mark.parametrize(("axis", "word"), [(axis, word) for axis, word in FILES if axis in NEEDING_DATA])
+def test_a_choice_of_data_asks_for_exactly_the_values_that_its_yaml_leaves_open(axis: str, word: str) -> None:
+    left_open = {f"{axis}.{key}" for key, value in yaml_of(axis, word).items() if value == "???"}
+    if not left_open:
+        assert getattr(composed(f"{axis}={word}"), axis).kind == yaml_of(axis, word)["kind"]
+        return
+    with pytest.raises(ConfigError) as raised:
+        composed(f"{axis}={word}")
+    assert {problem.key for problem in raised.value.problems} == left_open
+
+
+@pytest.mark.parametrize("word", yaml_words("scale"))
+def test_every_scale_composes_with_every_stability_choice_at_once(word: str) -> None:
+    cfg = composed(f"scale={word}", f"stability=[{','.join(STABILITY_WORDS)}]")
+    assert cfg.attention.qk_norm.kind == "rmsnorm"  # type: ignore[attr-defined]
+    assert cfg.model.width == 32, "a key of the command line stands above the scale"
+
+
+# --- shapes, gradients, causality, numbers
+
+
+@pytest.mark.parametrize("choice", ALL_CHOICES)
+def test_logits_are_float32_scores_of_every_vocabulary_entry(choice: str) -> None:
+    cfg = small(choice)
+    logits = build_model(cfg)(tokens_of(cfg))
+    assert (logits.shape, logits.dtype) == ((2, 16, 256), torch.float32)
+
+
+@pytest.mark.parametrize("choice", ALL_CHOICES)
+def test_loss_starts_near_that_of_a_uniform_guess(choice: str) -> None:
+    cfg = changed(small(choice), "loss.z_loss", 0.0)
+    assert loss_of(cfg, build_model(cfg)).item() == pytest.approx(5.545, abs=0.6)  # log 256
+
+
+@pytest.mark.parametrize("choice", ALL_CHOICES)
+def test_every_parameter_has_a_finite_gradient_that_is_not_zero(choice: str) -> None:
+    cfg = small(choice)
+    assert_all_parameters_learn(cfg)
+
+
+def assert_all_parameters_learn(cfg: Config) -> None:
+    for name, gradient in gradients_of(cfg, random_model(cfg)).items():
+        assert gradient is not None, f"{name} is not in the graph"
+        assert torch.isfinite(gradient).all(), name
+        assert gradient.abs().max() > 1e-4, name
+
+
+@pytest.mark.parametrize("choice", ALL_CHOICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_depend_on_every_token_up_to_their_own_and_on_none_after(choice: str, dtype: torch.dtype) -> None:
+    cfg = small(choice)
+    influence_TT = influence(random_model(cfg), tokens_of(cfg, sequences=1), dtype)
+    past_and_self = torch.ones_like(influence_TT, dtype=torch.bool).tril()
+    assert (influence_TT[~past_and_self] == 0).all()
+    assert (influence_TT[past_and_self] > 0).all()
+
+
+def influence(model: Transformer, tokens_1T: Tensor, dtype: torch.dtype) -> Tensor:
+    """The size of d logits[t] / d embedding[s] at row t, column s."""
+    embedded: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[0]
+
+    hook = model.embedding.register_forward_hook(keep)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        logits_1TV = model(tokens_1T)
+    hook.remove()
+    direction_V = torch.linspace(-1, 1, logits_1TV.shape[-1])
+    scores_T = (logits_1TV[0] * direction_V).sum(-1)
+    return torch.stack([torch.autograd.grad(score, embedded[0], retain_graph=True)[0][0].norm(dim=-1) for score in scores_T])
+
+
+@pytest.mark.parametrize("choice", ALL_CHOICES)
+def test_a_future_token_does_not_move_past_logits(choice: str) -> None:
+    cfg = small(choice)
+    model, tokens = random_model(cfg), tokens_of(cfg)
+    other = tokens.clone()
+    other[:, 9] = (other[:, 9] + 1) % 256
+    before, after = model(tokens), model(other)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert (before[:, 9:] != after[:, 9:]).any(-1).all()
+
+
+@pytest.mark.parametrize("choice", ALL_CHOICES)
+def test_a_short_sequence_gives_the_first_logits_of_a_long_one(choice: str) -> None:
+    cfg = small(choice)
+    model, tokens = random_model(cfg), tokens_of(cfg)
+    logits = model(tokens)
+    assert max_difference(model(tokens[:, :5]), logits[:, :5]) < 1e-5 * max(1, logits.abs().max())
+
+
+@pytest.mark.parametrize("choice", ALL_CHOICES)
+def test_sequences_of_a_batch_do_not_see_each_other(choice: str) -> None:
+    cfg = small(choice)
+    model, tokens = random_model(cfg), tokens_of(cfg)
+    logits = model(tokens)
+    assert max_difference(model(tokens[:1]), logits[:1]) < 1e-5 * max(1, logits.abs().max())
+
+
+@pytest.mark.parametrize("choice", ALL_CHOICES)
+def test_bfloat16_autocast_stays_near_float32(choice: str) -> None:
+    cfg = small(choice)
+    model = random_model(cfg)
+    exact, expected = model(tokens_of(cfg)), gradients_of(cfg, model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, gradients = model(tokens_of(cfg)), gradients_of(cfg, model)
+    assert logits.dtype == torch.float32
+    assert 0 < (logits - exact).norm() < 0.06 * exact.norm()
+    for name, gradient in gradients.items():
+        assert gradient is not None
+        assert gradient.dtype == torch.float32
+        assert F.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0) > 0.9, name  # type: ignore[union-attr]
+
+
+# --- initialisation
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """`torch.empty` gives NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("choice", ALL_CHOICES)
+def test_no_parameter_is_left_with_what_was_in_memory(choice: str, poisoned_memory: None) -> None:
+    for name, parameter in build_model(small(choice)).named_parameters():
+        assert torch.isfinite(parameter).all(), name
+
+
+@pytest.mark.parametrize("choice", [choice for choice in DIFFERENT if not choice.startswith("init=")])
+def test_parameters_shared_with_the_baseline_start_from_the_same_numbers(choice: str) -> None:
+    baseline = dict(build_model(small()).named_parameters())
+    shared = {n: p for n, p in build_model(small(choice)).named_parameters() if n in baseline and p.shape == baseline[n].shape}
+    assert len(shared) > len(baseline) / 2
+    for name, parameter in shared.items():
+        assert torch.equal(parameter, baseline[name]), name
+
+
+# --- no switch is dead
+
+
+@pytest.mark.parametrize("choice", DIFFERENT)
+def test_a_choice_changes_parameters_or_loss(choice: str) -> None:
+    assert differ(small(), small(choice))
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(STABILITY_WORDS, 2)))
+def test_two_stability_choices_combine_and_both_do_something(first: str, second: str) -> None:
+    both = composed(f"stability=[{first},{second}]")
+    assert differ(both, small(f"stability={first}"))
+    assert differ(both, small(f"stability={second}"))
+
+
+@pytest.mark.parametrize("word", yaml_words("attention"))
+def test_stability_works_on_every_attention(word: str) -> None:
+    plain = small(f"attention={word}").attention
+    cfg = composed(f"attention={word}", f"stability=[{','.join(STABILITY_WORDS)}]")
+    assert cfg.attention.kind == word
+    assert cfg.attention.model_dump(exclude={"qk_norm", "soft_cap"}) == plain.model_dump(exclude={"qk_norm", "soft_cap"})
+    assert_all_parameters_learn(cfg)
+
+
+@pytest.mark.parametrize("word", ARCHITECTURE["norm"].words())
+def test_every_norm_can_be_the_norm_of_queries_and_keys(word: str) -> None:
+    cfg = changed(small(), "attention.qk_norm", yaml_of("norm", word))
+    assert_all_parameters_learn(cfg)
+    assert (cfg == small()) == (word == "none")
+    if word != "none":
+        assert differ(cfg, small())
+
+
+# --- compiling
+
+
+@pytest.mark.parametrize("stability", ["none", ",".join(STABILITY_WORDS)])
+@pytest.mark.filterwarnings(*QUIET_COMPILER)
+def test_all_layers_are_captured_as_one_graph_and_the_head_as_another(stability: str) -> None:
+    cfg = composed(f"stability=[{stability}]", "model.depth=4")
+    model = random_model(cfg)
+    expected = model(tokens_of(cfg))
+    torch.compiler.reset()
+    counters.clear()
+    for module in [*model.blocks, model.head]:
+        module.compile(fullgraph=True, dynamic=False, backend="eager")
+    assert max_difference(model(tokens_of(cfg)), expected) < 1e-5 * max(1, expected.abs().max())
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", ALL_CHOICES)
+@pytest.mark.filterwarnings(*QUIET_COMPILER)
+def test_a_compiled_model_gives_the_logits_and_gradients_of_the_plain_one_in_two_graphs(choice: str) -> None:
+    cfg = small(choice)
+    model = random_model(cfg)
+    logits, gradients = model(tokens_of(cfg)), gradients_of(cfg, model)
+    torch.compiler.reset()
+    counters.clear()
+    model.compile_blocks()
+    assert max_difference(model(tokens_of(cfg)), logits) < 1e-5 * max(1, logits.abs().max())
+    largest = max(gradient.abs().max() for gradient in gradients.values() if gradient is not None)
+    for name, gradient in gradients_of(cfg, model).items():
+        expected = gradients[name]
+        assert gradient is not None
+        assert expected is not None
+        assert max_difference(gradient, expected) < 1e-4 * max(expected.abs().max(), 1e-3 * largest), name
+    assert counters["stats"]["unique_graphs"] == 2

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from ablate.config import build_model, meta_model
+from ablate.model.count import Counts, count
+from tests.model.conftest import CHOICES, changed, small
+
+WIDTH, DEPTH, HEADS, CONTEXT, VOCABULARY, FFN_WIDTH = 32, 2, 4, 16, 256, 88
+
+
+def counted(*choices: str, context: int = CONTEXT) -> Counts:
+    return count(meta_model(changed(small(*choices), "model.context", context)), context)
+
+
+def test_parameters_of_the_baseline_are_those_worked_out_on_paper() -> None:
+    layer = 4 * WIDTH**2 + 3 * WIDTH * FFN_WIDTH + 2 * WIDTH
+    counts = counted()
+    assert counts.parameters == VOCABULARY * WIDTH + DEPTH * layer + WIDTH + WIDTH * VOCABULARY
+    assert counts.embedding == VOCABULARY * WIDTH
+    assert counts.active == counts.parameters
+    assert counts.ffn_width == FFN_WIDTH
+
+
+@pytest.mark.parametrize(("choice", "kv_width"), [("attention=mha", 32), ("attention=gqa", 16), ("attention=mqa", 8)])
+@pytest.mark.parametrize("context", [16, 64])
+def test_flops_are_two_for_each_weight_of_a_matrix_and_the_two_products_of_attention(choice: str, kv_width: int, context: int) -> None:
+    matrices = DEPTH * (2 * WIDTH**2 + 2 * WIDTH * kv_width + 3 * WIDTH * FFN_WIDTH) + WIDTH * VOCABULARY
+    products = DEPTH * 2 * (2 * context * WIDTH)  # scores, then the weighted sum, over the whole square
+    assert counted(choice, context=context).flops_per_token == 2 * matrices + products
+
+
+def test_training_takes_three_times_the_flops_of_the_forward_pass() -> None:
+    assert counted().training_flops_per_token == 3 * counted().flops_per_token
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_built_model_counts_as_its_model_without_numbers(choice: str) -> None:
+    cfg = small(choice)
+    assert count(build_model(cfg), CONTEXT) == count(meta_model(cfg), CONTEXT)
+
+
+def test_a_soft_cap_costs_no_flops_of_matrices() -> None:
+    capped = changed(small(), "attention.soft_cap", 10.0)
+    assert count(meta_model(capped), CONTEXT).flops_per_token == counted().flops_per_token
+
+
+def test_a_tied_head_works_as_hard_as_an_untied_one() -> None:
+    assert counted("head=tied").flops_per_token == counted().flops_per_token
+    assert counted().parameters - counted("head=tied").parameters == VOCABULARY * WIDTH
+
+
+@pytest.mark.parametrize(("choice", "kv_heads"), [("attention=mha", 4), ("attention=gqa", 2), ("attention=mqa", 1)])
+def test_the_cache_keeps_a_key_and_a_value_of_each_key_head_and_layer(choice: str, kv_heads: int) -> None:
+    counts = counted(choice)
+    assert counts.kv_elements_per_token == DEPTH * 2 * kv_heads * WIDTH // HEADS
+    assert counts.kv_bytes_per_token() == 2 * counts.kv_elements_per_token
+    assert counts.kv_bytes_per_token(4) == 4 * counts.kv_elements_per_token
+
+
+def test_cache_bytes_of_a_token_do_not_depend_on_the_context() -> None:
+    assert counted(context=16).kv_bytes_per_token() == counted(context=128).kv_bytes_per_token()
+
+
+def test_feed_forward_error_is_that_of_the_whole_model() -> None:
+    assert counted().ffn_parameter_error == pytest.approx(3 * WIDTH * FFN_WIDTH / (8 * WIDTH**2) - 1)
+    assert counted("ffn=relu").ffn_parameter_error == 0
+
+
+def test_learned_positions_count_as_embedding() -> None:
+    assert counted("position=learned").embedding - counted().embedding == CONTEXT * WIDTH
+
+
+def test_counting_leaves_the_model_as_it_was() -> None:
+    model = build_model(small())
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    count(model, CONTEXT)
+    assert all(parameter.equal(before[name]) and parameter.grad is None for name, parameter in model.named_parameters())
+    assert isinstance(model, nn.Module)
+    assert model.training

@@ -1,0 +1,189 @@
+"""The command line: both spellings, verbs, Hydra's flags, and a clear message with exit code 2 for what is typed wrongly."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ablate
+from ablate.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "ablate", *shlex.split(command)], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+WRONG = {
+    "+nrm=layernorm": ["nrm", "'layernorm'", "did you mean 'norm'"],
+    "norm=rmsnrom": ["norm", "'rmsnrom'", "allowed: layernorm, none, prmsnorm, rmsnorm", "did you mean 'rmsnorm'"],
+    "+norm=rmsnrom": ["did you mean 'rmsnorm'"],
+    "norm.epss=1": ["norm.epss", "got 1", "known here: kind, eps", "did you mean 'eps'"],
+    "+norm.epss=1": ["norm.epss", "did you mean 'eps'"],
+    "norm.eps=abc": ["norm.eps", "valid number", "got 'abc'"],
+    "norm.eps=0": ["norm.eps", "greater than 0", "got 0"],
+    "norm.eps=nan": ["norm.eps", "NaN"],
+    "optim.lr=-1": ["optim.lr", "greater than 0", "got -1"],
+    "optim.lr=": ["optim.lr", "valid number"],
+    "optim.betas=[0.9]": ["optim.betas", "two numbers", "[0.9]"],
+    "model.width=97": ["model.heads", "model.width=97", "4 heads"],
+    "model.depth=2.5": ["model.depth", "valid integer", "got 2.5"],
+    "model.depth=true": ["model.depth", "valid integer", "got True"],
+    "model.depht=2": ["model.depht", "did you mean 'depth'"],
+    "attention=gqa attention.kv_heads=3": ["attention.kv_heads", "divide model.heads=4", "got 3"],
+    "model.width=60 model.heads=4": ["attention.head_dim", "even", "got 15"],
+    "norm=prmsnorm norm.fraction=2": ["norm.fraction", "less than or equal to 1", "got 2"],
+    "norm.fraction=0.5": ["norm.fraction", "known here: kind, eps"],
+    "norm.kind=layernrom": ["norm.kind", "allowed: layernorm, none, prmsnorm, rmsnorm", "did you mean 'layernorm'"],
+    "norm.kind=layernorm": ["norm.bias", "missing"],
+    "attention.qk_norm.kind=rms": ["attention.qk_norm", "allowed: layernorm, none, prmsnorm, rmsnorm"],
+    "norm@attention.qk_norm=rmsnrom": ["norm@attention.qk_norm", "did you mean 'rmsnorm'"],
+    "stability=[qk_norm,z_los]": ["stability", "'z_los'", "did you mean 'z_loss'"],
+    "scale=nanoo": ["scale", "124m, 1b, 350m, nano, small, tiny", "did you mean 'nano'"],
+    "scal=tiny": ["scal", "did you mean 'scale'"],
+    "norm={a:1}": ["norm", "no such choice"],
+    "norm=": ["norm", "no such choice"],
+    "norm=rmsnorm,layernorm": ["norm", "several values", "-m"],
+    "seed=0,1": ["seed", "several values", "-m"],
+    "seed=-1": ["seed", "greater than or equal to 0"],
+    "seed=${foo}": ["seed", "foo"],
+    "seed": ["seed", "no such verb"],
+    "lr=1 seed": ["seed", "key=value"],
+    "~norm": ["norm", "missing"],
+    "~nrm": ["nrm"],
+    "dtype=bfloat61": ["dtype", "'float32' or 'bfloat16'", "did you mean 'bfloat16'"],
+    "compile=yes": ["compile", "'auto', True or False", "got 'yes'"],
+    "train.micro_batch_size=5": ["train.micro_batch_size", "divide train.batch_size=16", "got 5"],
+    "schedule=wsd schedule.warmup_fraction=0.5 schedule.decay_fraction=0.6": ["schedule.decay_fraction", "at most the whole run"],
+    "data=text": ["data.path", "needs a value"],
+    "hydra.run.dir=/x": ["hydra.run.dir", "no effect"],
+    "cout": ["cout", "did you mean 'count'"],
+    "--cfgg job": ["--cfgg", "did you mean '--cfg'"],
+    "--cfg jo": ["--cfg", "'jo'"],
+    "--config-name confg": ["--config-name", "did you mean 'config'"],
+    "--config-dir /no/such/folder": ["--config-dir", "/no/such/folder"],
+    "count norm=rmsnrom": ["did you mean 'rmsnorm'"],
+    "bench --round 3": ["--round"],
+}
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_a_wrong_word_gets_one_clear_message_and_code_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(command)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ablate: ")
+    assert "Traceback" not in err
+    for words in WRONG[command]:
+        assert words in err
+
+
+def test_all_problems_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "+nrm=layernorm norm=rmsnrom norm.epss=1 optim.lr=-1 placement=prre model.depth=0 dtype=fp32 seed"
+    assert main(["lr=1", *command.split()]) == 2
+    err = capsys.readouterr().err
+    for key in ("nrm ", "norm ", "norm.epss", "optim.lr", "placement", "model.depth", "dtype", "seed", "lr "):
+        assert f"\n  {key}" in err
+
+
+def test_a_wrong_command_prints_no_traceback_and_exits_2() -> None:
+    done = run("+nrm=layernorm")
+    assert done.returncode == 2
+    assert "did you mean 'norm'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_nothing_is_written_for_a_wrong_command(tmp_path: Path) -> None:
+    assert run("norm=rmsnrom", tmp_path).returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("norm=layernorm", "+norm=layernorm"),
+        ("norm=layernorm", "++norm=layernorm"),
+        ("seed=3", "+seed=3"),
+        ("norm.eps=1e-3", "+norm.eps=1e-3"),
+        ("stability=qk_norm", "+stability=[qk_norm]"),
+        ("norm@attention.qk_norm=layernorm", "+norm@attention.qk_norm=layernorm"),
+        ("ffn.ratio=8/3", "ffn.ratio=16/6"),
+    ],
+)
+def test_both_spellings_are_the_same_config(one: str, other: str) -> None:
+    assert ablate.compose([one]) == ablate.compose([other])
+    assert ablate.compose([one]) != ablate.compose([])
+
+
+def test_the_command_line_and_compose_give_the_same_config(tmp_path: Path) -> None:
+    overrides = ["+norm=prmsnorm", "stability=[qk_norm,z_loss]", "scale=tiny", "seed=5"]
+    shown = run(f"--cfg job --resolve {' '.join(overrides)}", tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert ablate.parse(yaml.safe_load(shown.stdout)) == ablate.compose(overrides)
+
+
+def test_cfg_refuses_what_training_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "+nrm=layernorm"]) == 2
+    assert "did you mean 'norm'" in capsys.readouterr().err
+
+
+def test_help_lists_the_axes_and_their_variants(tmp_path: Path) -> None:
+    shown = run("--help", tmp_path)
+    assert shown.returncode == 0
+    assert "norm: layernorm, none, prmsnorm, rmsnorm" in shown.stdout
+    assert "count" in shown.stdout
+
+
+def test_info_defaults_shows_the_choice(tmp_path: Path) -> None:
+    shown = run("--info defaults +norm=layernorm", tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "norm/layernorm" in shown.stdout
+
+
+def test_a_foreign_conf_folder_is_never_picked_up(tmp_path: Path) -> None:
+    (tmp_path / "conf" / "norm").mkdir(parents=True)
+    (tmp_path / "conf" / "__init__.py").touch()
+    (tmp_path / "conf" / "config.yaml").write_text("foreign: true\n")
+    shown = run("--cfg job", tmp_path)
+    assert shown.returncode == 0
+    assert "foreign" not in shown.stdout
+    assert yaml.safe_load(shown.stdout)["norm"]["kind"] == "rmsnorm"
+
+
+def test_a_folder_of_the_users_own_adds_choices(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "norm").mkdir(parents=True)
+    (tmp_path / "mine" / "norm" / "coarse.yaml").write_text("kind: rmsnorm\neps: 0.1\n")
+    shown = run("--config-dir mine --cfg job +norm=coarse", tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert yaml.safe_load(shown.stdout)["norm"] == {"kind": "rmsnorm", "eps": 0.1}
+    assert ablate.compose(["norm=coarse"], config_dir=str(tmp_path / "mine")).norm.eps == 0.1  # type: ignore[attr-defined]
+
+
+def test_tab_completion_of_the_console_script_knows_the_variants() -> None:
+    script = Path(sys.executable).parent / "ablate"
+    env = {**os.environ, "COMP_LINE": "ablate norm=l", "COMP_POINT": "13"}
+    done = subprocess.run([str(script), "-sc", "query=bash"], env=env, capture_output=True, text=True, timeout=60)
+    assert "norm=layernorm" in done.stdout.split()
+
+
+def test_multirun_says_that_it_is_not_here_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "norm=rmsnorm,layernorm"]) == 2
+    assert "not here yet" in capsys.readouterr().err
+
+
+def test_count_prints_what_the_model_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count", "norm=layernorm"]) == 0
+    assert "493,248" in capsys.readouterr().out

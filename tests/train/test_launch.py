@@ -1,0 +1,257 @@
+"""A run from the command to its directory: done once, resumed bit for bit, owned by one, ended with what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ablate.cli import main
+from ablate.runs import load_runs, read_json, read_metrics, read_status
+
+VOLATILE = {"seconds", "tokens_per_second", "flop_utilisation"}
+
+
+def only_run(results: Path) -> Path:
+    [directory] = (results / "runs").iterdir()
+    return directory
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in VOLATILE} for row in read_metrics(directory / "metrics.jsonl")]
+
+
+def start(*overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "ablate", *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_step(results: Path, step: int, process: subprocess.Popen[str]) -> Path:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[0]
+        for directory in (results / "runs").glob("*/"):
+            if any(row["step"] >= step for row in read_metrics(directory / "metrics.jsonl")):
+                return directory
+        time.sleep(0.01)
+    raise AssertionError("the run did not get there in time")
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+def test_a_run_leaves_a_whole_directory(short: list[str], results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+norm=layernorm", *short]) == 0
+    directory = only_run(results)
+    assert directory.name.startswith("layernorm-fan_in-")
+    assert {path.name for path in directory.iterdir()} == {
+        *("config.yaml", "identity.json", "environment.json", "metrics.jsonl", "summary.json", "status.json", "log.txt"),
+        *("model.safetensors", "claim.lock"),
+    }
+    assert read_status(directory)["state"] == "done"
+    summary = read_json(directory / "summary.json")
+    evaluations = [row for row in rows(directory) if "eval/loss" in row]
+    assert [row["step"] for row in evaluations] == [8, 16, 24, 32]
+    assert summary["eval_loss"] == evaluations[-1]["eval/loss"] < evaluations[0]["eval/loss"]
+    assert summary["eval_bytes"] == 4096
+    assert summary["tokens"] == 32 * 4 * 64
+    out = capsys.readouterr().out
+    assert f"evaluation loss {summary['eval_loss']:.4f}" in out
+    assert "No finished run of the baseline" in out
+
+
+def test_the_same_command_again_says_already_done_and_trains_nothing(
+    short: list[str], results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(short) == 0
+    before = {path.name: path.stat().st_mtime_ns for path in only_run(results).iterdir()}
+    first = capsys.readouterr().out
+    assert main([*short, "tracker=none", "progress=false"]) == 0
+    again = capsys.readouterr().out
+    assert "already done" in again
+    assert read_json(only_run(results) / "summary.json")["eval_loss"] == pytest.approx(
+        float(first.split("evaluation loss ")[1].split()[0]), abs=1e-4
+    )
+    assert {path.name: path.stat().st_mtime_ns for path in only_run(results).iterdir()} == before
+
+
+def test_rerun_does_it_again_with_the_same_numbers(short: list[str], results: Path) -> None:
+    assert main(short) == 0
+    first, weights = rows(only_run(results)), load_file(only_run(results) / "model.safetensors")
+    assert main([*short, "rerun=true"]) == 0
+    assert rows(only_run(results)) == first
+    again = load_file(only_run(results) / "model.safetensors")
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+
+
+def test_a_changed_corpus_is_another_run(short: list[str], results: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    for content in ("one two three four\n" * 2000, "one two three fIve\n" * 2000):
+        text.write_text(content)
+        assert main([*short, "data=text", f"data.path={text}", "train.tokens=512"]) in (0, 1)
+    assert len(list((results / "runs").iterdir())) == 2
+
+
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_a_killed_run_ends_bit_for_bit_as_an_unbroken_one(optim: str, short: list[str], results: Path, tmp_path: Path) -> None:
+    command = [*short, f"optim={optim}", "train.tokens=40960", "checkpoint.every_seconds=0.05"]
+    assert main([*command, f"results_dir={tmp_path / 'unbroken'}"]) == 0
+    for step in (20, 70):
+        process = start(*command)
+        directory = wait_for_step(results, step, process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert read_status(directory)["state"] == "interrupted"
+    assert main(command) == 0
+    unbroken = only_run(tmp_path / "unbroken")
+    directory = only_run(results)
+    assert directory.name == unbroken.name
+    assert len(read_json(directory / "environment.json")) == 3
+    assert rows(directory) == rows(unbroken)
+    one, other = load_file(directory / "model.safetensors"), load_file(unbroken / "model.safetensors")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert read_json(directory / "summary.json")["eval_loss"] == read_json(unbroken / "summary.json")["eval_loss"]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2", "SIGINT"])
+def test_a_signal_finishes_the_step_saves_and_leaves(name: str, short: list[str], results: Path, tmp_path: Path) -> None:
+    command = [*short, "train.tokens=409600"]
+    process = start(*command)
+    directory = wait_for_step(results, 5, process)
+    os.kill(process.pid, getattr(signal, name))
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == 75, out
+    assert "Traceback" not in out
+    status = read_status(directory)
+    assert (status["state"], status["reason"]) == ("stopped", name)
+    steps = [row["step"] for row in rows(directory) if "loss" in row]
+    assert steps == list(range(1, status["step"] + 1))
+    assert torch.load(directory / "checkpoint.pt", weights_only=True)["step"] == status["step"]
+
+
+def test_a_stopped_run_goes_on_where_it_was(short: list[str], results: Path, tmp_path: Path) -> None:
+    command = [*short, "train.tokens=40960"]
+    assert main([*command, f"results_dir={tmp_path / 'unbroken'}"]) == 0
+    process = start(*command)
+    wait_for_step(results, 5, process)
+    process.terminate()
+    assert process.wait(60) == 75
+    process.communicate()
+    process = start(*command)
+    out = process.communicate(timeout=90)[0]
+    assert process.returncode == 0, out
+    assert "resumed at step" in out
+    assert rows(only_run(results)) == rows(only_run(tmp_path / "unbroken"))
+
+
+def test_a_second_process_leaves_a_run_to_its_owner(short: list[str], results: Path) -> None:
+    command = [*short, "train.tokens=409600"]
+    first = start(*command)
+    try:
+        directory = wait_for_step(results, 3, first)
+        second = start(*command)
+        out = second.communicate(timeout=60)[0]
+        assert second.returncode == 75
+        assert f"is being run by process {first.pid}" in out
+        assert read_status(directory)["state"] == "running"
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_a_run_that_is_not_finite_ends_as_failed_and_is_not_tried_again(
+    short: list[str], results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*short, "optim.lr=1e20", "schedule=constant", "train.grad_clip=inf"]
+    assert main(command) == 1
+    status = read_status(only_run(results))
+    assert (status["state"], status["reason"]) == ("failed", "non-finite")
+    assert "non-finite" in capsys.readouterr().out
+    assert not (only_run(results) / "summary.json").exists()
+    assert main(command) == 1
+    assert "failed before" in capsys.readouterr().out
+    assert len(read_json(only_run(results) / "environment.json")) == 1
+    runs, curves = load_runs(results)
+    assert runs["state"].tolist() == ["failed"]
+    assert len(curves) == status["step"]
+
+
+def test_a_collapsed_run_ends_as_failed_and_says_why(short: list[str], results: Path) -> None:
+    assert main([*short, "optim.lr=1e-12"]) == 1
+    status = read_status(only_run(results))
+    assert (status["state"], status["reason"]) == ("failed", "collapsed")
+    assert status["step"] == 16
+    assert "unigram entropy" in status["detail"]
+
+
+def test_a_crash_leaves_its_traceback_and_is_tried_again(short: list[str], results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the disk is on fire")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ablate.train.loop.evaluate_now", broken)
+        with pytest.raises(RuntimeError, match="on fire"):
+            main(short)
+    status = read_status(only_run(results))
+    assert (status["state"], status["reason"], status["detail"]) == ("crashed", "RuntimeError", "the disk is on fire")
+    assert "the disk is on fire" in (only_run(results) / "error.txt").read_text()
+    assert main(short) == 0
+    assert not (only_run(results) / "error.txt").exists()
+
+
+def test_one_seed_is_called_a_screen_and_more_get_an_interval(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        assert main([*short, f"seed={seed}"]) == 0
+    capsys.readouterr()
+    assert main([*short, "norm=layernorm", "seed=0"]) == 0
+    out = capsys.readouterr().out
+    assert "screen only, run seeds 0..2 to learn more" in out
+    assert "interval" not in out
+    assert main([*short, "norm=layernorm", "seed=1"]) == 0
+    assert "95 % interval" in (out := capsys.readouterr().out)
+    assert "2 paired seeds" in out
+
+
+def test_gradient_accumulation_is_the_same_run_but_for_rounding(short: list[str], results: Path, tmp_path: Path) -> None:
+    assert main(short) == 0
+    assert main([*short, "train.micro_batch_size=1", f"results_dir={tmp_path / 'micro'}"]) == 0
+    one, other = (read_json(only_run(folder) / "summary.json")["eval_loss"] for folder in (results, tmp_path / "micro"))
+    assert one == pytest.approx(other, abs=2e-4)
+
+
+def test_bfloat16_trains_close_to_float32(short: list[str], results: Path, tmp_path: Path) -> None:
+    assert main(short) == 0
+    assert main([*short, "dtype=bfloat16", f"results_dir={tmp_path / 'half'}"]) == 0
+    one, other = (read_json(only_run(folder) / "summary.json")["eval_loss"] for folder in (results, tmp_path / "half"))
+    assert one == pytest.approx(other, abs=0.02)
+    assert one != other
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_close_to_an_eager_one(short: list[str], results: Path, tmp_path: Path) -> None:
+    assert main(short) == 0
+    assert main([*short, "compile=true", f"results_dir={tmp_path / 'compiled'}"]) == 0
+    one, other = (read_json(only_run(folder) / "summary.json") for folder in (results, tmp_path / "compiled"))
+    assert (one["compiled"], other["compiled"]) == (False, True)
+    assert one["eval_loss"] == pytest.approx(other["eval_loss"], abs=2e-4)
+
+
+def test_the_seeds_of_weights_and_data_can_be_set_alone(short: list[str], results: Path) -> None:
+    first_losses = {}
+    for seeds in ([], ["init_seed=1"], ["data_seed=1"]):
+        assert main([*short, "train.tokens=512", "optim.lr=1e-3", *seeds]) in (0, 1)
+    for path in (results / "runs").glob("*/identity.json"):
+        identity = json.loads(path.read_text())
+        first_losses[identity["init_seed"], identity["data_seed"]] = rows(path.parent)[0]["loss"]
+    assert len(first_losses) == len(set(first_losses.values())) == 3
