@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -38,6 +39,7 @@ def run_verb(verb: str, rest: list[str]) -> int:
     if verb not in VERBS:
         message = f"no such verb; allowed: {', '.join(VERBS)}, or overrides such as norm=layernorm{did_you_mean(verb, VERBS)}"
         raise ConfigError.at(verb, message)
+    end_with_the_pipe()
     module, _ = VERBS[verb]
     code: int = getattr(importlib.import_module(module), verb)(rest)
     return code
@@ -99,9 +101,16 @@ def ask_hydra(arguments: list[str]) -> int:
 
     from ablate.composition import HYDRA_VERSION_BASE, conf_dir
 
+    end_with_the_pipe()
     sys.argv = ["ablate", *arguments]
     hydra.main(config_path=str(conf_dir()), config_name="config", **HYDRA_VERSION_BASE)(lambda cfg: None)()
     return 0
+
+
+def end_with_the_pipe() -> None:
+    """`ablate --help | head` ends in silence, as other commands do. Training does not: it goes on to its result."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def console_script() -> None:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from ablate.data import DATA, TOKENIZER, vocab_size
+from ablate.data import DATA, TOKENIZER, check_pair, vocab_size
 from ablate.errors import ConfigError, Problem, did_you_mean
 from ablate.model.attention import ATTENTION
 from ablate.model.ffn import FFN
@@ -260,6 +260,7 @@ def _check_together(cfg: Config) -> None:
     if cfg.train.batch_size % cfg.train.micro_batch_size:
         message = f"must divide train.batch_size={cfg.train.batch_size}, got {cfg.train.micro_batch_size}"
         problems.append(Problem("train.micro_batch_size", message))
+    check(lambda: check_pair(cfg.data, cfg.tokenizer))
     check(lambda: OPTIM.build(cfg.optim))
     check(lambda: SCHEDULE.build(cfg.schedule))
     check(lambda: meta_model(cfg))

@@ -55,7 +55,7 @@ def run_hash(identity: Mapping[str, Any]) -> str:
 def slug(cfg: Config, baseline: Config) -> str:
     """What a person reads: how a run differs from the shipped baseline, and its seed. The hash beside it makes it unique."""
     words = list(_differences(_shown(cfg), _shown(baseline)))
-    text = re.sub(r"[^A-Za-z0-9.=-]+", "-", "-".join(words) or "baseline").strip("-")[:MAX_SLUG].strip("-")
+    text = re.sub(r"[^A-Za-z0-9.=_-]+", "-", "-".join(words) or "baseline").strip("-")[:MAX_SLUG].strip("-")
     return f"{text}-s{cfg.init_seed}" if cfg.init_seed == cfg.data_seed else f"{text}-i{cfg.init_seed}-d{cfg.data_seed}"
 
 

@@ -107,7 +107,7 @@ def test_a_slug_is_short_and_safe_whatever_the_config() -> None:
     many = ["norm=layernorm", "placement=post", "position=learned", "ffn=gelu", "head=tied", "init=fan_in", "optim=muon", "schedule=wsd"]
     name = slug(ablate.compose([*many, "model.width=1024", "train.tokens=123456789"]), ablate.compose())
     assert len(name) <= 70
-    assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.=-")
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.=_-")
 
 
 def test_a_run_under_another_slug_is_found_by_its_hash(tmp_path: Path) -> None:

@@ -31,8 +31,6 @@ def evaluate(
     nats, tokens = 0.0, 0
     with torch.set_grad_enabled(grad):
         for inputs_BT, targets_BT in eval_batches(eval_set, context=context, batch_size=batch_size):
-            rows = batch_size - len(inputs_BT)
-            inputs_BT, targets_BT = F.pad(inputs_BT, (0, 0, 0, rows)), F.pad(targets_BT, (0, 0, 0, rows), value=-100)
             logits_BTV = logits_of(inputs_BT.to(device)).detach()
             nats += F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.to(device).flatten(), reduction="sum").item()
             tokens += int((targets_BT != -100).sum())

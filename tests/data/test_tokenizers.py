@@ -120,9 +120,9 @@ def test_fast_ids_equal_those_of_the_package_tokenizers_on_hard_text(fast: Encod
         assert fast.encode(text.encode()).tolist() == slow.encode(text, add_special_tokens=False).ids, repr(text)
 
 
-@pytest.mark.parametrize("blank", [" ", "\n", " \n\t"])
+@pytest.mark.parametrize("blank", [" ", "\n"])
 def test_a_long_run_of_blanks_are_encoded(fast: Encoder, blank: str) -> None:
-    text = f"before{blank * 300_000}after".encode()
+    text = f"before{blank * 1_000_000}after".encode()
     assert fast.decode(fast.encode(text)) == text
 
 
@@ -174,6 +174,15 @@ def test_a_tokenizer_file_gives_the_ids_of_the_package(tmp_path: Path, folder: P
     for segment in dataset.eval_set.segments:
         assert segment[0] == made.token_to_id("<|endoftext|>")
         assert segment[1:].tolist() == made.encode(made.decode(segment[1:].tolist())).ids
+
+
+def test_text_that_looks_like_a_special_token_is_plain_text_to_a_tokenizer_file(tmp_path: Path) -> None:
+    gpt2_like().save(str(tmp_path / "tokenizer.json"))
+    encoder = TOKENIZER.build(tokenizer("file", path=str(tmp_path / "tokenizer.json"), end_of_text=None)).encoder()
+    assert encoder is not None
+    ids = encoder.encode(b"a<|endoftext|>b")
+    assert encoder.end_of_text not in ids.tolist()
+    assert encoder.decode(ids) == b"a<|endoftext|>b"
 
 
 def test_a_tokenizer_file_that_changes_the_text_is_told(tmp_path: Path, folder: Path, prepared: Prepare) -> None:

@@ -45,7 +45,7 @@ def test_more_layers_leave_the_first_ones_as_they_are() -> None:
     assert all(torch.equal(tensor, three[name]) for name, tensor in two.items())
 
 
-def test_numbers_stand_for_all_time() -> None:
+def test_seed_0_gives_the_numbers_that_it_always_gave() -> None:
     """A change here makes every earlier run incomparable."""
     assert parameters(seed=0)[MATRIX][0, :4].tolist() == pytest.approx(RECORDED, abs=1e-7)
 

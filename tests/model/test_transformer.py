@@ -112,7 +112,14 @@ def gpt_like(family: type, config: type, **options: Any) -> Callable[[], nn.Modu
     def build() -> nn.Module:
         model: nn.Module = family(
             config(
-                vocab_size=256, n_positions=16, n_embd=32, n_layer=2, n_head=4, layer_norm_epsilon=EPS, attn_implementation="eager", **options
+                vocab_size=256,
+                n_positions=16,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                layer_norm_epsilon=EPS,
+                attn_implementation="eager",
+                **options,
             )
         )
         return model
@@ -183,7 +190,7 @@ def test_logits_and_gradients_are_those_of_the_published_model(name: str) -> Non
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "gpt" not in name])
 def test_parameters_are_as_many_as_those_of_the_published_model(name: str) -> None:
-    cfg, ours, theirs = both(PUBLISHED[name])
+    _, ours, theirs = both(PUBLISHED[name])
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
 
 

@@ -239,6 +239,7 @@ def test_bfloat16_trains_close_to_float32(short: list[str], results: Path, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside torch.compile
 def test_a_compiled_run_is_close_to_an_eager_one(short: list[str], results: Path, tmp_path: Path) -> None:
     assert main(short) == 0
     assert main([*short, "compile=true", f"results_dir={tmp_path / 'compiled'}"]) == 0
