@@ -68,7 +68,7 @@ STABILITY = [f"stability={word}" for word in yaml_words("stability")]
 
 BASELINE = [
     f"{group}={words[0] if isinstance(words, list) else words}"
-    for item in OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))["defaults"]  # type: ignore[call-overload, index]
+    for item in OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))["defaults"]
     if isinstance(item, dict)
     for group, words in item.items()
 ]

@@ -192,7 +192,7 @@ def test_key_heads_that_do_not_divide_the_heads_are_refused() -> None:
 
 def test_stability_soft_cap_caps_scores_and_logits() -> None:
     cfg = composed("stability=soft_cap")
-    caps = (cfg.attention.soft_cap, cfg.head.soft_cap)  # type: ignore[attr-defined]
+    caps = (cfg.attention.soft_cap, cfg.head.soft_cap)
     model = random_model(cfg)
     assert caps == (50, 30)
     assert (model.blocks[1].attention.sublayer.soft_cap, model.head.soft_cap) == caps

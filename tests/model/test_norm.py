@@ -77,7 +77,7 @@ def test_prmsnorm_takes_the_mean_square_of_the_first_features() -> None:
     for n, row in enumerate(x_ND.tolist()):
         mean_square = (row[0] ** 2 + row[1] ** 2 + row[2] ** 2) / 3  # 6.25 % of 40 are 2.5
         for d in range(40):
-            expected[n, d] = row[d] / math.sqrt(mean_square + 0.05) * module.weight[d].item()  # type: ignore[index]
+            expected[n, d] = row[d] / math.sqrt(mean_square + 0.05) * module.weight[d].item()
     assert max_difference(module(x_ND), expected) < 1e-5
 
 

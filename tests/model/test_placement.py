@@ -60,16 +60,16 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
 
 def test_the_stream_of_pre_reaches_the_head_through_the_final_norm_alone() -> None:
     model, tokens = silenced("pre"), tokens_of(small())
-    expected = rms(model.embedding.weight[tokens], model.norm.weight) @ model.head.unembed.weight.T  # type: ignore[operator, union-attr]
+    expected = rms(model.embedding.weight[tokens], model.norm.weight) @ model.head.unembed.weight.T
     assert max_difference(model(tokens), expected) < 1e-5
 
 
 def test_the_stream_of_post_goes_through_the_norm_of_every_sublayer() -> None:
     model, tokens = silenced("post"), tokens_of(small())
-    x = model.embedding.weight[tokens]  # type: ignore[index, union-attr]
-    for block in model.blocks:  # type: ignore[union-attr]
+    x = model.embedding.weight[tokens]
+    for block in model.blocks:
         x = rms(rms(x, block.attention.norm.weight), block.ffn.norm.weight)
-    assert max_difference(model(tokens), x @ model.head.unembed.weight.T) < 1e-5  # type: ignore[union-attr]
+    assert max_difference(model(tokens), x @ model.head.unembed.weight.T) < 1e-5
 
 
 def test_the_order_is_attention_then_feed_forward() -> None:

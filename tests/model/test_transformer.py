@@ -103,7 +103,7 @@ def llama_like(family: type, config: type, **options: Any) -> Callable[[], nn.Mo
         sizes = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 4}
         sizes |= {"max_position_embeddings": 16, "rms_norm_eps": EPS, "attn_implementation": "eager"}
         rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
-        return family(config(**{**sizes, "rope_parameters": rope, "tie_word_embeddings": False, **options}))  # type: ignore[no-any-return]
+        return family(config(**{**sizes, "rope_parameters": rope, "tie_word_embeddings": False, **options}))
 
     return build
 
@@ -218,7 +218,7 @@ def test_swiglu_of_qwen2_half_billion_has_13_074_432_parameters(qwen2_half_billi
 
 
 def test_norms_of_qwen2_half_billion_have_1_792_parameters_a_layer_and_43_008_in_all(qwen2_half_billion: nn.Module) -> None:
-    layers = [size(block.attention.norm) + size(block.ffn.norm) for block in qwen2_half_billion.blocks]  # type: ignore[union-attr]
+    layers = [size(block.attention.norm) + size(block.ffn.norm) for block in qwen2_half_billion.blocks]
     assert set(layers) == {1_792}
     assert sum(layers) == 43_008
 

@@ -191,8 +191,8 @@ def training(cfg: Config) -> Training:
         lr=optim.lr,
         optimizers=optim.optimizers(model),
         schedule=SCHEDULE.build(cfg.schedule),
-        batches=lambda step: (tokens_of(cfg, 4), targets_of(cfg, 4)),  # type: ignore[arg-type]
-        data=None,  # type: ignore[arg-type]
+        batches=lambda step: (tokens_of(cfg, 4), targets_of(cfg, 4)),
+        data=None,
     )
 
 
