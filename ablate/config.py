@@ -260,6 +260,10 @@ def _check_together(cfg: Config) -> None:
     if cfg.train.batch_size % cfg.train.micro_batch_size:
         message = f"must divide train.batch_size={cfg.train.batch_size}, got {cfg.train.micro_batch_size}"
         problems.append(Problem("train.micro_batch_size", message))
+    if cfg.norm.kind == "none" and cfg.placement.kind != "pre":
+        problems.append(
+            Problem("placement", f"{cfg.placement.kind} has no effect with norm=none, which leaves nothing to place: leave it at pre")
+        )
     check(lambda: check_pair(cfg.data, cfg.tokenizer))
     check(lambda: OPTIM.build(cfg.optim))
     check(lambda: SCHEDULE.build(cfg.schedule))

@@ -56,6 +56,8 @@ Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 """A float in [0, 1]."""
+PositiveShare = Annotated[Number, Field(gt=0, le=1)]
+"""A float above 0 and at most 1."""
 Ratio = Annotated[float, BeforeValidator(_fraction), AfterValidator(_not_nan), Field(gt=0)]
 """A float above 0 that may be written as a fraction: 8/3."""
 Count = Annotated[int, Field(ge=1)]

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +23,7 @@ import yaml
 
 from ablate.claim import Claim, owner_of
 from ablate.config import Config
+from ablate.files import flat, read_json, read_metrics, read_yaml, write_json, write_text
 
 SCHEMA = 1
 """Raised when the same config would train differently: old runs then no longer count as done."""
@@ -146,29 +145,7 @@ def find_run(results_dir: str | Path, digest: str) -> Path | None:
     return next(iter(sorted((Path(results_dir).expanduser() / "runs").glob(f"*-{digest}"))), None)
 
 
-# --- files
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all: a temporary name, then a rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """The content, or None when the file is absent or broken."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+# --- reading
 
 
 def read_status(directory: Path) -> dict[str, Any]:
@@ -177,26 +154,6 @@ def read_status(directory: Path) -> dict[str, Any]:
     if status.get("state") == "running" and owner_of(directory / "claim") is None:
         return {**status, "state": "interrupted"}
     return status
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a last line that a kill cut short is left out, and so is any that is no row."""
-    rows = []
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
-    return rows
-
-
-# --- reading many runs
 
 
 class Frames(NamedTuple):
@@ -216,7 +173,7 @@ def load_runs(results_dir: str | Path = "results", *, curves: bool = True) -> Fr
 
     rows, tables = [], []
     for directory in sorted((Path(results_dir).expanduser() / "runs").glob("*/")):
-        config = _read_yaml(directory / "config.yaml")
+        config = read_yaml(directory / "config.yaml")
         if config is None:
             continue
         status = read_status(directory)
@@ -227,7 +184,7 @@ def load_runs(results_dir: str | Path = "results", *, curves: bool = True) -> Fr
             "state": status.get("state"),
             "reason": status.get("reason"),
         }
-        rows.append({**row, **_flat(config), **_flat(summary, "summary.")})
+        rows.append({**row, **flat(config), **flat(summary, "summary.")})
         if curves:
             by_step: dict[int, dict[str, Any]] = {}
             for metrics in read_metrics(directory / "metrics.jsonl"):
@@ -236,26 +193,3 @@ def load_runs(results_dir: str | Path = "results", *, curves: bool = True) -> Fr
     frame = pd.DataFrame(rows, columns=None if rows else ["run", "hash", "state", "reason"])
     tables = [table for table in tables if len(table)]
     return Frames(frame, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["run", "step", "tokens"]))
-
-
-def _read_yaml(path: Path) -> dict[str, Any] | None:
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def finite(value: float) -> float | None:
-    """A number as JSON readers take it: what is missing or not finite is None."""
-    return value if math.isfinite(value) else None

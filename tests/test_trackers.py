@@ -252,6 +252,7 @@ def test_summary_end_state_and_exit_code_arrive(offline: list[dict[str, Any]]) -
     assert [record["exit"]["exit_code"] for record in offline if record["type"] == "exit"] == [1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_leaves_one_complete_offline_run(followed: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(followed, tmp_path / NAME))
     (directory / "tracker.log").unlink()
@@ -276,6 +277,7 @@ def test_w_and_b_s_own_word_for_offline_is_heard(tmp_path: Path, monkeypatch: py
     assert "offline-run-" in str(mirror.result)
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_mirrored_to_its_last_row_and_not_as_a_clean_end(tmp_path: Path) -> None:
     directory = make(tmp_path / NAME, steps=60)
     code = f"""
@@ -310,9 +312,8 @@ def test_a_dead_server_costs_a_warning_and_the_rows_are_kept_offline(tmp_path: P
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     directory = make(tmp_path / NAME)
-    began = time.monotonic()
     mirror = start_mirror(directory, options())
-    assert time.monotonic() - began < 0.5
+    assert mirror.problem() is None  # it is back before the mirror has so much as tried
     warning = wait_until(mirror.problem)
     assert "online is not possible" in warning
     assert f"ablate sync {directory}" in warning
@@ -433,6 +434,7 @@ def test_a_server_that_falls_silent_in_mid_run_costs_a_warning(server: Server, t
 # --- replay
 
 
+@pytest.mark.slow
 def test_sync_replays_every_run_of_a_folder_on_its_own_with_the_numbers_of_its_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -487,6 +489,7 @@ def test_sync_says_what_was_typed_wrongly(tmp_path: Path, argv: list[str], words
 # --- TensorBoard
 
 
+@pytest.mark.slow
 def test_tensorboard_holds_the_numbers_of_the_rows_once_after_a_resume(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 

@@ -77,7 +77,7 @@ def attend(q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, scale: float, soft_ca
 
 
 def written_out(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, scale: float, soft_cap: float) -> Tensor:
-    """The same in plain operators; scores and softmax in float32. On a CPU in bfloat16 it is faster than the fused operator."""
+    """The same in plain operators; cap and softmax in float32. On a CPU in bfloat16 it is faster than the fused operator."""
     score_BNTT = (q_BNTH @ k_BNTH.transpose(-1, -2)).float() * scale
     if math.isfinite(soft_cap):
         score_BNTT = soft_cap * torch.tanh(score_BNTT / soft_cap)

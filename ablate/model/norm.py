@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ablate.registry import Positive, Registry, Share
+from ablate.registry import Positive, PositiveShare, Registry
 
 NORM: Registry[nn.Module] = Registry("norm")
 
@@ -59,7 +59,7 @@ class PRMSNorm(nn.Module):
     y = x / sqrt(mean(x[:k]^2) + eps) * weight. With eps a zero prefix gives finite values, and zero gives zero.
     """
 
-    def __init__(self, dim: int, *, eps: Positive, fraction: Share) -> None:
+    def __init__(self, dim: int, *, eps: Positive, fraction: PositiveShare) -> None:
         super().__init__()
         self.eps = eps
         self.num_features = max(1, math.ceil(round(fraction * dim, 6)))  # 0.07 * 100 is 7.000000000000001

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ablate.files import read_json
 from ablate.report.statistics import paired_difference
-from ablate.runs import read_json, read_status
+from ablate.runs import read_status
 
 SEEDS = ("init_seed", "data_seed")
 Block = tuple[int, int]

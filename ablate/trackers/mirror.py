@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ablate.files import read_json
 from ablate.registry import Options
 
 LOG = "tracker.log"
@@ -62,7 +63,7 @@ class Mirror:
     def start(self, *, follow: bool) -> None:
         if self._options["kind"] == "none":
             return
-        status = read_json(self._directory / "status.json")
+        status = read_json(self._directory / "status.json") or {}
         old_end = status.get("time") if follow and status.get("state") in EXIT_CODES else None
         job = Job(self._options, os.getpid(), follow, not _size(self._directory / "metrics.jsonl"), old_end)
         root = str(Path(__file__).resolve().parents[2])
@@ -143,15 +144,6 @@ class Mirror:
 
 def cure(directory: Path) -> str:
     return f"`python -m ablate sync {shlex.quote(str(directory))}` replays it"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The content, or nothing when the file is absent or broken."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _size(path: Path) -> int:

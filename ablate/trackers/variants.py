@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import yaml
 from pydantic import Field
 
+from ablate.files import flat
 from ablate.registry import Count, Number, Registry
 
 Row = Mapping[str, Any]
@@ -202,14 +203,6 @@ class Wandb(Tracker):
             self._run.finish(exit_code=exit_code)
         except TimeoutError:
             raise TrackerError(f"the W&B server did not take everything within {self._finish_seconds:g} s") from None
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys as dotted ones."""
-    pairs: dict[str, Any] = {}
-    for key, value in values.items():
-        pairs.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return pairs
 
 
 def _numbers(row: Row) -> Iterator[tuple[str, float]]:

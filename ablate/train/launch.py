@@ -17,8 +17,9 @@ from ablate.composition import compose
 from ablate.config import ARCHITECTURE, Config
 from ablate.data import Dataset, prepare
 from ablate.environment import environment
+from ablate.files import read_json, write_text
 from ablate.report.compare import comparison
-from ablate.runs import Run, canonical, read_json, read_status, run_directory, write_text
+from ablate.runs import Run, canonical, read_status, run_directory
 from ablate.train.loop import Stop, Training, Update, build, find_device, restore, run_steps
 
 SUCCESS, FAILURE, COME_BACK = 0, 1, 75

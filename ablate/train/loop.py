@@ -22,9 +22,10 @@ from ablate.data import Dataset
 from ablate.data.batches import Batches
 from ablate.environment import DTYPES, matmul_peak
 from ablate.errors import ConfigError
+from ablate.files import write_json
 from ablate.model.count import Counts, count
 from ablate.model.transformer import Transformer
-from ablate.runs import Run, write_json
+from ablate.runs import Run
 from ablate.train import checkpoint
 from ablate.train.evaluate import Evaluation, evaluate
 from ablate.train.loss import LOSS, Loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ablate.errors import ConfigError
-from ablate.registry import Registry, Share
+from ablate.registry import PositiveShare, Registry, Share
 
 
 class Schedule:
@@ -71,7 +71,7 @@ class Cosine(Schedule):
 class WarmupStableDecay(Schedule):
     """1, then a straight line to `final_fraction` over the last `decay_fraction` of the run (arXiv 2404.06395, section 4)."""
 
-    def __init__(self, *, warmup_fraction: Share, decay_fraction: Share, final_fraction: Share) -> None:
+    def __init__(self, *, warmup_fraction: Share, decay_fraction: PositiveShare, final_fraction: Share) -> None:
         super().__init__(warmup_fraction)
         if warmup_fraction + decay_fraction > 1:
             raise ConfigError.at(

@@ -102,7 +102,7 @@ def test_a_changed_corpus_is_another_run(short: list[str], results: Path, tmp_pa
     assert len(list((results / "runs").iterdir())) == 2
 
 
-@pytest.mark.parametrize("optim", ["adamw", "muon"])
+@pytest.mark.parametrize("optim", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_a_killed_run_ends_bit_for_bit_as_an_unbroken_one(optim: str, short: list[str], results: Path, tmp_path: Path) -> None:
     command = [*short, f"optim={optim}", "train.tokens=40960", "checkpoint.every_seconds=0.05"]
     assert main([*command, f"results_dir={tmp_path / 'unbroken'}"]) == 0
@@ -123,7 +123,7 @@ def test_a_killed_run_ends_bit_for_bit_as_an_unbroken_one(optim: str, short: lis
     assert read_json(directory / "summary.json")["eval_loss"] == read_json(unbroken / "summary.json")["eval_loss"]
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGUSR2", "SIGINT"))])
 def test_a_signal_finishes_the_step_saves_and_leaves(name: str, short: list[str], results: Path, tmp_path: Path) -> None:
     command = [*short, "train.tokens=409600"]
     process = start(*command)
@@ -139,6 +139,7 @@ def test_a_signal_finishes_the_step_saves_and_leaves(name: str, short: list[str]
     assert torch.load(directory / "checkpoint.pt", weights_only=True)["step"] == status["step"]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_where_it_was(short: list[str], results: Path, tmp_path: Path) -> None:
     command = [*short, "train.tokens=40960"]
     assert main([*command, f"results_dir={tmp_path / 'unbroken'}"]) == 0
@@ -224,6 +225,7 @@ def test_one_seed_is_called_a_screen_and_more_get_an_interval(short: list[str], 
     assert "2 paired seeds" in out
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_is_the_same_run_but_for_rounding(short: list[str], results: Path, tmp_path: Path) -> None:
     assert main(short) == 0
     assert main([*short, "train.micro_batch_size=1", f"results_dir={tmp_path / 'micro'}"]) == 0
@@ -231,6 +233,7 @@ def test_gradient_accumulation_is_the_same_run_but_for_rounding(short: list[str]
     assert one == pytest.approx(other, abs=2e-4)
 
 
+@pytest.mark.slow
 def test_bfloat16_trains_close_to_float32(short: list[str], results: Path, tmp_path: Path) -> None:
     assert main(short) == 0
     assert main([*short, "dtype=bfloat16", f"results_dir={tmp_path / 'half'}"]) == 0

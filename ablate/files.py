@@ -1,0 +1,69 @@
+"""Files that are whole or absent, and readers that take what is there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all: a temporary name, then a rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The content, or None when the file is absent or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; a last line that a kill cut short is left out."""
+    try:
+        return list(metric_rows(path.read_bytes().splitlines()))
+    except OSError:
+        return []
+
+
+def metric_rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The rows that lines hold; what is no row is left out."""
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            yield row
+
+
+def read_yaml(path: Path) -> dict[str, Any] | None:
+    """The mapping, or None when the file is absent or broken."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys as dotted ones."""
+    pairs: dict[str, Any] = {}
+    for key, value in values.items():
+        pairs.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return pairs
