@@ -27,7 +27,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.nn import functional as F
 
 from ablate.composition import compose
 from ablate.config import Config, meta_model
@@ -166,8 +165,7 @@ def bare_loop(training: Training) -> Callable[[], None]:
         nonlocal t
         inputs, targets = training.batches(t)
         with torch.autocast(training.device.type, dtype=torch.bfloat16, enabled=cfg.dtype == "bfloat16"):
-            logits = model(inputs.to(training.device))
-            loss = F.cross_entropy(logits.float().flatten(0, 1), targets.to(training.device).flatten())
+            loss, _ = training.loss(model(inputs.to(training.device)), targets.to(training.device))
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, cfg.train.grad_clip, foreach=True)
         optimizer.step()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+LONG_ENOUGH_SECONDS = 0.005
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -63,20 +64,27 @@ def _version(package: str) -> str | None:
         return None
 
 
-def matmul_peak(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 5) -> float:
-    """FLOP/s of a square matrix product, the median of a few: the yardstick of FLOP utilisation, measured where the run runs."""
-    if device.type == "cuda":
-        size, repeats = 8192, 10
+def matmul_peak(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> float:
+    """FLOP/s of a square matrix product, the median of a few: the yardstick of FLOP utilisation, measured where the run runs.
+
+    The product grows until it takes a few milliseconds: a processor without bfloat16 is a hundred times slower at it.
+    """
+    size, largest = 256, 8192 if device.type == "cuda" else 1024
+    seconds = _product_seconds(device, dtype, size)
+    while seconds < LONG_ENOUGH_SECONDS and size < largest:
+        size *= 2
+        seconds = _product_seconds(device, dtype, size)
+    return 2 * size**3 / median([seconds, *(_product_seconds(device, dtype, size) for _ in range(repeats - 1))])
+
+
+def _product_seconds(device: torch.device, dtype: torch.dtype, size: int) -> float:
     a, b = torch.randn(2, size, size, device=device).to(dtype)
     a @ b
-    seconds = []
-    for _ in range(repeats):
-        _synchronize(device)
-        start = time.perf_counter()
-        a @ b
-        _synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / median(seconds)
+    _synchronize(device)
+    start = time.perf_counter()
+    a @ b
+    _synchronize(device)
+    return time.perf_counter() - start
 
 
 def _synchronize(device: torch.device) -> None:

@@ -6,7 +6,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from ablate.model.transformer import Transformer
 from ablate.runs import Run
 from ablate.train import checkpoint
 from ablate.train.evaluate import Evaluation, evaluate
-from ablate.train.loss import LOSS, Loss
+from ablate.train.loss import LOSS, Parts
 from ablate.train.optim import OPTIM
 from ablate.train.schedule import SCHEDULE, Schedule
 
@@ -68,7 +68,7 @@ class Training:
     counts: Counts
     compiled: bool
     peak_flops: float  # per second, of a matrix product of this dtype, measured here
-    loss: Loss
+    loss: Callable[[Tensor, Tensor], tuple[Tensor, Parts]]
     lr: float  # the peak rate, of all optimisers
     optimizers: list[Optimizer]
     schedule: Schedule
@@ -99,6 +99,7 @@ def build(cfg: Config, data: Dataset) -> Training:
     compiled = should_compile(cfg, device, counts)
     if compiled:
         model.compile_blocks()
+    loss = LOSS.build(cfg.loss)
     optim = OPTIM.build(cfg.optim)
     return Training(
         cfg=cfg,
@@ -107,7 +108,7 @@ def build(cfg: Config, data: Dataset) -> Training:
         counts=counts,
         compiled=compiled,
         peak_flops=matmul_peak(device, DTYPES[cfg.dtype]),
-        loss=LOSS.build(cfg.loss),
+        loss=torch.compile(loss.__call__, fullgraph=True, dynamic=False) if compiled else loss,
         lr=optim.lr,
         optimizers=optim.optimizers(model),
         schedule=SCHEDULE.build(cfg.schedule),
