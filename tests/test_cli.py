@@ -65,7 +65,7 @@ WRONG = {
     "~nrm": ["nrm"],
     "dtype=bfloat61": ["dtype", "'float32' or 'bfloat16'", "did you mean 'bfloat16'"],
     "compile=yes": ["compile", "'auto', True or False", "got 'yes'"],
-    "train.micro_batch_size=5": ["train.micro_batch_size", "divide train.batch_size=16", "got 5"],
+    "train.micro_batch_size=5": ["train.micro_batch_size", "divide train.batch_size=8", "got 5"],
     "schedule=wsd schedule.warmup_fraction=0.5 schedule.decay_fraction=0.6": ["schedule.decay_fraction", "at most the whole run"],
     "data=text": ["data.path", "needs a value"],
     "hydra.run.dir=/x": ["hydra.run.dir", "no effect"],

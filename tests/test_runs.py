@@ -34,7 +34,7 @@ def digest(*overrides: str) -> str:
         "schedule=linear",
         "schedule.warmup_fraction=0.1",
         "train.tokens=5000",
-        "train.batch_size=8",
+        "train.batch_size=4",
         "train.grad_clip=2",
         "model.depth=3",
         "scale=tiny",
