@@ -30,7 +30,7 @@ def test_configs_are_measured_against_each_other(short: list[str], capsys: pytes
 
 
 def test_the_words_after_vs_belong_to_one_config_each() -> None:
-    assert _split("a=1 vs b=2 c=3 vs d=4".split()) == [["a=1"], ["b=2", "c=3"], ["d=4"]]
+    assert _split(["a=1", "vs", "b=2", "c=3", "vs", "d=4"]) == [["a=1"], ["b=2", "c=3"], ["d=4"]]
 
 
 def test_turns_are_interleaved_and_the_ratio_is_within_a_round(short: list[str]) -> None:
