@@ -163,21 +163,15 @@ def bar(training: Training, console: Console) -> Iterator[Callable[[Update], Non
 
         yield line
         return
-    columns = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[facts]}"),
-    ]
+    columns = [BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.fields[facts]}")]
     with Progress(*columns, console=console, refresh_per_second=4) as progress:
         task = progress.add_task("training", total=steps, completed=training.step, facts="")
         last = ""
 
         def move(update: Update) -> None:
             nonlocal last
-            last = measured(update) if update.evaluation else last
-            facts = f"loss {update.loss:.3f}  {last}  {update.tokens_per_second:,.0f} tokens/s"
+            last = f"  evaluation {update.evaluation.loss:.3f}" if update.evaluation else last
+            facts = f"loss {update.loss:.3f}{last}  {update.tokens_per_second:,.0f} tok/s"
             progress.update(task, completed=update.step, facts=facts)
 
         yield move

@@ -159,7 +159,10 @@ def run_steps(training: Training, run: Run, stop: Stop) -> Iterator[Update]:
             evaluation = evaluate_now(training)
             run.log(evaluation_row(training, evaluation))
             if collapsed(training, evaluation):
-                detail = f"evaluation loss {evaluation.loss:.4f} is not below the unigram entropy {training.data.unigram_entropy:.4f}"
+                detail = (
+                    f"evaluation loss {evaluation.loss:.4f} at step {training.step} is not below the unigram entropy "
+                    f"{training.data.unigram_entropy:.4f}: no better than token frequencies, by collapse or by too short a run"
+                )
                 end(training, run, "failed", reason="collapsed", detail=detail)
                 return
         if stop.signal or time.monotonic() - saved > cfg.checkpoint.every_seconds:
