@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
@@ -36,7 +35,7 @@ from ablate.errors import ConfigError
 from ablate.model.count import count
 from ablate.runs import Run, canonical
 from ablate.trackers import start_mirror
-from ablate.train.launch import cache_dir
+from ablate.train.launch import cache_dir, plain_console
 from ablate.train.loop import Stop, Training, build, find_device, restore, run_steps, should_compile, train_step
 
 FOREVER_TOKENS = 10**15
@@ -71,7 +70,7 @@ def bench(argv: list[str]) -> int:
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
         raise ConfigError.at(unknown[0], "no such flag; allowed: --rounds, --seconds, --help")
-    console = Console(soft_wrap=True, highlight=False)
+    console = plain_console()
     first, *others = _split(rest)
     if others:
         contenders = [_variant(first, [])] + [_variant(first, other) for other in others]

@@ -264,6 +264,10 @@ def _check_together(cfg: Config) -> None:
         problems.append(
             Problem("placement", f"{cfg.placement.kind} has no effect with norm=none, which leaves nothing to place: leave it at pre")
         )
+    kv_heads = getattr(cfg.attention, "kv_heads", None)
+    if kv_heads in (1, cfg.model.heads):
+        same = "mqa" if kv_heads == 1 else "mha"
+        problems.append(Problem("attention.kv_heads", f"{kv_heads} of model.heads={cfg.model.heads} is attention={same}: choose that"))
     check(lambda: check_pair(cfg.data, cfg.tokenizer))
     check(lambda: OPTIM.build(cfg.optim))
     check(lambda: SCHEDULE.build(cfg.schedule))

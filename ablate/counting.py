@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from ablate.composition import compose
@@ -10,13 +9,14 @@ from ablate.config import Config, meta_model
 from ablate.model.attention import Attention
 from ablate.model.count import count as count_model
 from ablate.model.ffn import FeedForward
+from ablate.train.launch import plain_console
 
 KIND_OF_PART = {"attention": Attention, "feed-forward": FeedForward}
 
 
 def count(overrides: list[str]) -> int:
     """Prints parameters, FLOPs a token and cache bytes a token of a config."""
-    Console(soft_wrap=True).print(count_table(compose(overrides)))
+    plain_console().print(count_table(compose(overrides)))
     return 0
 
 

@@ -17,6 +17,7 @@ from ablate.composition import compose
 from ablate.config import ARCHITECTURE, Config
 from ablate.data import Dataset, prepare
 from ablate.environment import environment
+from ablate.errors import ConfigError
 from ablate.files import read_json, write_text
 from ablate.report.compare import comparison
 from ablate.runs import Run, canonical, read_status, run_directory
@@ -28,7 +29,7 @@ SUCCESS, FAILURE, COME_BACK = 0, 1, 75
 
 def launch(cfg: Config, overrides: list[str]) -> int:
     """Trains the run of a config unless it is done, and prints its result. Returns the exit code."""
-    console = Console(stderr=False, soft_wrap=True, highlight=False)
+    console = plain_console()
     find_device(cfg)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(cfg) / "inductor"))  # one cache of compiled code for all runs
     data = prepare(
@@ -50,6 +51,8 @@ def launch(cfg: Config, overrides: list[str]) -> int:
         except Owned as owned:
             console.print(f"{directory.name} is being run by process {owned.owner['pid']} on {owned.owner['host']}: nothing was done")
             return COME_BACK
+        except OSError as error:
+            raise ConfigError.at("results_dir", f"cannot write {directory}: {error.strerror}") from None
         try:
             if not cfg.rerun and (code := ended(directory, console)) is not None:  # it may have ended while we waited
                 return code
@@ -61,6 +64,11 @@ def launch(cfg: Config, overrides: list[str]) -> int:
     finally:
         if read_status(directory).get("state") == "done":
             console.print(comparison(cfg.results_dir, identity, baseline_identity(cfg, shipped, data), baseline_command(overrides)))
+
+
+def plain_console() -> Console:
+    """A console that prints what it is given: brackets in a path or an override are no markup."""
+    return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def cache_dir(cfg: Config) -> Path:

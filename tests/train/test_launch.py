@@ -85,6 +85,11 @@ def test_the_same_command_again_says_already_done_and_trains_nothing(
     assert {path.name: path.stat().st_mtime_ns for path in only_run(results).iterdir()} == before
 
 
+def test_brackets_in_a_path_are_no_markup(short: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*short, f"results_dir='{tmp_path}/a[/b]c'"]) == 0
+    assert f"run {tmp_path}/a[/b]c/runs/" in capsys.readouterr().out
+
+
 def test_rerun_does_it_again_with_the_same_numbers(short: list[str], results: Path) -> None:
     assert main(short) == 0
     first, weights = rows(only_run(results)), load_file(only_run(results) / "model.safetensors")
