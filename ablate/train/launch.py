@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from ablate.claim import Owned
+from ablate.claim import ClaimLost, Owned
 from ablate.composition import compose
 from ablate.config import ARCHITECTURE, Config
 from ablate.data import Dataset, prepare
@@ -115,6 +115,9 @@ def carry_out(cfg: Config, data: Dataset, run: Run, identity: Mapping[str, Any],
             if update.step % 50 == 0 and (problem := mirror.problem()):
                 say(f"warning: {problem}")
         return say_ending(run.directory, say)
+    except ClaimLost as lost:  # the directory is another process's now: not a word into it
+        console.print(str(lost))
+        return COME_BACK
     except BaseException as error:
         run.set_state("crashed", reason=type(error).__name__, detail=str(error).partition("\n")[0])
         write_text(run.directory / "error.txt", traceback.format_exc())

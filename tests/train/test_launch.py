@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ablate.claim import ClaimLost
 from ablate.cli import main
 from ablate.runs import load_runs, read_json, read_metrics, read_status
 
@@ -174,6 +175,19 @@ def test_a_second_process_leaves_a_run_to_its_owner(short: list[str], results: P
     finally:
         first.kill()
         first.communicate()
+
+
+def test_a_process_that_lost_its_run_writes_nothing_more_into_it(
+    short: list[str], results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lose(run: Any) -> None:
+        raise ClaimLost("another process took this run over")
+
+    monkeypatch.setattr("ablate.runs.Run.check_owned", lose)
+    assert main(short) == 75
+    assert "took this run over" in capsys.readouterr().out
+    assert read_status(only_run(results))["state"] in ("running", "interrupted")
+    assert not (only_run(results) / "error.txt").exists()
 
 
 def test_a_run_that_is_not_finite_ends_as_failed_and_is_not_tried_again(
