@@ -70,6 +70,8 @@ def bench(argv: list[str]) -> int:
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
         raise ConfigError.at(unknown[0], "no such flag; allowed: --rounds, --seconds, --help")
+    if flags.rounds < 1 or flags.seconds < 0:
+        raise ConfigError.at("--rounds, --seconds", f"at least 1 round of at least 0 seconds, got {flags.rounds} and {flags.seconds}")
     console = plain_console()
     first, *others = _split(rest)
     if others:
@@ -156,7 +158,7 @@ def _signal(group: int | None, number: int) -> None:
 
 def bare_loop(training: Training) -> Callable[[], None]:
     """What one would write by hand: forward, cross-entropy, backward, clip, step; nothing is measured, logged or checked."""
-    cfg, model, [optimizer] = training.cfg, training.model, training.optimizers
+    cfg, model = training.cfg, training.model
     parameters = list(model.parameters())
     t = 0
 
@@ -167,8 +169,9 @@ def bare_loop(training: Training) -> Callable[[], None]:
             loss, _ = training.loss(model(inputs.to(training.device)), targets.to(training.device))
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, cfg.train.grad_clip, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in training.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         t += 1
 
     return step

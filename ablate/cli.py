@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if arguments and "=" not in arguments[0] and arguments[0][0].isalpha():
+        if arguments and "=" not in arguments[0] and arguments[0][:1].isalpha():
             return run_verb(arguments[0], arguments[1:])
         return hydra_or_train(arguments)
     except ConfigError as error:
@@ -103,7 +103,8 @@ def ask_hydra(arguments: list[str]) -> int:
     """Hydra's own answers. `python -m ablate` and the console script are the same to it."""
     import hydra
 
-    from ablate.composition import HYDRA_VERSION_BASE, conf_dir
+    from ablate.composition import HYDRA_VERSION_BASE
+    from ablate.config import conf_dir
 
     end_with_the_pipe()
     sys.argv = ["ablate", *arguments]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
@@ -22,18 +23,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ablate.config import Config, parse
+from ablate.config import Config, conf_dir, parse
 from ablate.errors import ConfigError, Problem, did_you_mean
 
 HYDRA_VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__ < "1.4" else {}
 """Hydra 1.4 warns when it is passed, 1.3 when it is not."""
-
-
-def conf_dir() -> Path:
-    """The shipped conf folder: inside the installed package, else beside it in a checkout. Never the working directory's."""
-    package = Path(__file__).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
 
 
 @dataclass
@@ -75,16 +69,20 @@ def normalise_request(request: Request) -> Request:
 
 @contextmanager
 def _loader(request: Request) -> Iterator[ConfigLoader]:
+    callers = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf_dir()), job_name="ablate", **HYDRA_VERSION_BASE):
-        yield GlobalHydra.instance().config_loader()
+    try:
+        with initialize_config_dir(str(conf_dir()), job_name="ablate", **HYDRA_VERSION_BASE):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = callers
 
 
 def _compose(request: Request) -> DictConfig:
     search = [f"hydra.searchpath=[file://{Path(request.config_dir).resolve()}]"] if request.config_dir else []
     try:
         return hydra.compose(request.config_name, overrides=[*search, *request.overrides])
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ConfigError.at("config", " ".join(lines[:2])) from None
 
@@ -92,13 +90,22 @@ def _compose(request: Request) -> DictConfig:
 def normalise(request: Request, loader: ConfigLoader) -> Request:
     """Groups lose their plus, values gain two, and a choice that no group has becomes a problem and falls out."""
     known = _Groups(request, loader)
+    chosen: dict[str, set[str | None]] = {}
     result = replace(request, overrides=[], problems=[])
     for text in request.overrides:
         try:
             override = OverridesParser.create().parse_override(text)
         except HydraException:
-            result.problems.append(Problem(text, "is no override: key=value is needed"))
+            key, equals, value = text.partition("=")
+            message = (
+                f"cannot be read; put the value in quotes: \"{key}='{value}'\"" if equals and key else "is no override: key=value is needed"
+            )
+            result.problems.append(Problem(key if equals and key else text, message))
             continue
+        if override.key_or_group in chosen and known.is_group(override.key_or_group) and override.package in chosen[override.key_or_group]:
+            result.problems.append(Problem(override.key_or_group, f"is chosen twice, by {text!r} for the second time"))
+            continue
+        chosen.setdefault(override.key_or_group, set()).add(override.package)
         problem = known.problem(override)
         if problem:
             result.problems.append(problem)
@@ -116,6 +123,9 @@ class _Groups:
         if self.own is not None and not self.own.is_dir():
             raise ConfigError.at("--config-dir", f"no such folder: {request.config_dir}")
         own_names = {path.name for path in self.own.iterdir() if path.is_dir()} if self.own else set()
+        for path in self.own.rglob("*.yaml") if self.own else []:
+            if (conf_dir() / path.relative_to(self.own or path)).exists():
+                raise ConfigError.at("--config-dir", f"{path} has the name of a shipped file and would be ignored: give it another name")
         self.names = set(loader.list_groups("")) | own_names
         self.multirun, self.of_hydra = request.multirun, request.of_hydra
         self.declared = _declared_groups(request, self.own)
@@ -129,12 +139,16 @@ class _Groups:
     def problem(self, override: Override) -> Problem | None:
         group = override.key_or_group
         if override.is_sweep_override() and not self.multirun:
-            return Problem(group, f"{str(override.input_line).partition('=')[2]} are several values: a sweep, which needs -m")
+            return Problem(
+                group, f"{str(override.input_line).partition('=')[2]} are several values: a sweep, which needs -m (a list is written [a,b])"
+            )
         if override.is_hydra_override() and not self.of_hydra:
             return Problem(group, "has no effect on a single run: Hydra only composes its config")
-        if override.is_hydra_override() or override.is_delete() or override.is_sweep_override() or not self._is_group(group):
+        if override.is_hydra_override() or override.is_delete() or override.is_sweep_override() or not self.is_group(group):
             return None
         value = override.value()
+        if isinstance(value, list) and group != "stability" and group in self.declared:
+            return Problem(group, f"takes one choice, got {value}")
         words = value if isinstance(value, list) else [value]
         choices = self.choices(group)
         for word in words:
@@ -147,12 +161,12 @@ class _Groups:
         bare = text.lstrip("+")
         if override.is_hydra_override() or override.is_delete():
             return text
-        if self._is_group(override.key_or_group):
+        if self.is_group(override.key_or_group):
             # A group that the primary config does not name (one of the user's own) keeps its plus: Hydra needs it there.
             return bare if override.key_or_group in self.declared or override.package else f"+{bare}"
         return f"++{bare}"
 
-    def _is_group(self, name: str) -> bool:
+    def is_group(self, name: str) -> bool:
         return name in self.names or "/" in name
 
 

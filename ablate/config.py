@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -53,6 +54,13 @@ OVERLAYS = ("stability", "scale")
 """Groups that set keys of others and leave none of their own."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def conf_dir() -> Path:
+    """The shipped conf folder: inside the installed package, else beside it in a checkout. Never the working directory's."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
 
 
 class Section(BaseModel):
@@ -256,6 +264,8 @@ def _check_together(cfg: Config) -> None:
             build()
         except ConfigError as error:
             problems.extend(error.problems)
+        except (TypeError, RuntimeError, MemoryError, OverflowError) as error:
+            problems.append(Problem("model", f"cannot be built at this size: {str(error).partition(chr(10))[0]}"))
 
     if cfg.train.batch_size % cfg.train.micro_batch_size:
         message = f"must divide train.batch_size={cfg.train.batch_size}, got {cfg.train.micro_batch_size}"

@@ -33,6 +33,12 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or an empty one when the file is absent, broken or something else."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file; a last line that a kill cut short is left out."""
     try:

@@ -58,7 +58,7 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 """A float in [0, 1]."""
 PositiveShare = Annotated[Number, Field(gt=0, le=1)]
 """A float above 0 and at most 1."""
-Ratio = Annotated[float, BeforeValidator(_fraction), AfterValidator(_not_nan), Field(gt=0)]
+Ratio = Annotated[float, BeforeValidator(_fraction), AfterValidator(_not_nan), Field(gt=0, lt=1e6)]
 """A float above 0 that may be written as a fraction: 8/3."""
 Count = Annotated[int, Field(ge=1)]
 """An integer of at least 1."""

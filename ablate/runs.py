@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from ablate.claim import Claim, owner_of
-from ablate.config import Config
-from ablate.files import flat, read_json, read_metrics, read_yaml, write_json, write_text
+from ablate.config import Config, conf_dir
+from ablate.files import flat, read_json, read_metrics, read_object, read_yaml, write_json, write_text
 
 SCHEMA = 1
 """Raised when the same config would train differently: old runs then no longer count as done."""
@@ -52,28 +52,42 @@ def run_hash(identity: Mapping[str, Any]) -> str:
 
 
 def slug(cfg: Config, baseline: Config) -> str:
-    """What a person reads: how a run differs from the shipped baseline, and its seed. The hash beside it makes it unique."""
-    words = list(_differences(_shown(cfg), _shown(baseline)))
-    text = re.sub(r"[^A-Za-z0-9.=_-]+", "-", "-".join(words) or "baseline").strip("-")[:MAX_SLUG].strip("-")
+    """What a person reads: how a run differs from the shipped baseline, and its seed. The hash beside it makes it unique.
+
+    Two arms never share it: a name that is too long is cut and closed with a hash of the whole.
+    """
+    text = re.sub(r"[^A-Za-z0-9.=_-]+", "-", "-".join(_differences(cfg, baseline)) or "baseline").strip("-")
+    if len(text) > MAX_SLUG:
+        text = f"{text[: MAX_SLUG - 7]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     return f"{text}-s{cfg.init_seed}" if cfg.init_seed == cfg.data_seed else f"{text}-i{cfg.init_seed}-d{cfg.data_seed}"
 
 
-def _shown(cfg: Config) -> dict[str, Any]:
-    return {key: value for key, value in cfg.model_dump().items() if key not in {*Config.not_identity, "init_seed", "data_seed"}}
-
-
-def _differences(this: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    if this.get("kind") != other.get("kind"):
-        yield f"{prefix}{this['kind']}"
-        return
-    for key, value in this.items():
-        theirs = other.get(key)
-        if value == theirs:
+def _differences(cfg: Config, baseline: Config) -> Iterator[str]:
+    """axis=variant and axis.option=value, against the baseline; of a changed variant, the options that are not as it is shipped."""
+    ours, theirs = cfg.model_dump(), baseline.model_dump()
+    for key in ours.keys() - {*Config.not_identity, "init_seed", "data_seed"}:
+        if isinstance(ours[key], dict) and ours[key].get("kind") != theirs[key].get("kind"):
+            theirs[key] = {"kind": theirs[key]["kind"], **_shipped(key, ours[key])}
+    values, usual = flat(ours), flat(theirs)
+    for key, value in values.items():
+        first, _, rest = key.partition(".")
+        if first in {*Config.not_identity, "init_seed", "data_seed"} or rest in ("path", "val_path") or value == usual.get(key):
             continue
-        if isinstance(value, dict) and isinstance(theirs, dict):
-            yield from _differences(value, theirs, f"{key}-" if "kind" in value and prefix else prefix)
-        elif key not in ("path", "val_path"):
-            yield f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+        name = key.removesuffix(".kind")
+        yield f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+
+
+def _shipped(axis: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a variant's own YAML, as far as it gives them; what it leaves open counts as usual."""
+    shipped = read_yaml(conf_dir() / axis / f"{options['kind']}.yaml") or {}
+    usual = dict(options)
+    for name, value in options.items():
+        given = shipped.get(name, "???")
+        if isinstance(value, dict):
+            usual[name] = {"kind": "none"}  # a nested axis (attention.qk_norm)
+        elif given not in ("???", None) and not (isinstance(given, str) and "/" in given):
+            usual[name] = type(value)(given) if isinstance(value, (int, float)) and not isinstance(value, bool) else given
+    return {name: value for name, value in usual.items() if name != "kind"}
 
 
 # --- one run
@@ -91,7 +105,10 @@ class Run:
     def open(cls, directory: Path) -> Run:
         """Claims the directory for this process; raises `Owned` when another process has it."""
         directory.mkdir(parents=True, exist_ok=True)
-        return cls(directory, Claim.take(directory / "claim"))
+        claim = Claim.take(directory / "claim")
+        for leftover in directory.glob(".*.tmp"):  # of a process that was killed while it wrote
+            leftover.unlink(missing_ok=True)
+        return cls(directory, claim)
 
     def check_owned(self) -> None:
         """Raises `ClaimLost` if another process took the run over, as after a long suspension."""
@@ -116,7 +133,8 @@ class Run:
         write_text(self.directory / "config.yaml", yaml.safe_dump(cfg.model_dump(), sort_keys=False))
         write_json(self.directory / "identity.json", identity)
         (self.directory / "error.txt").unlink(missing_ok=True)  # of an earlier start
-        starts = [*(read_json(self.directory / "environment.json") or []), environment]
+        before = read_json(self.directory / "environment.json")
+        starts = [*(before if isinstance(before, list) else []), environment]
         write_json(self.directory / "environment.json", starts)
 
     def open_metrics(self, last_step: int) -> None:
@@ -150,7 +168,7 @@ def find_run(results_dir: str | Path, digest: str) -> Path | None:
 
 def read_status(directory: Path) -> dict[str, Any]:
     """status.json; a run that says `running` while nobody owns it was killed, and reads as `interrupted`."""
-    status = read_json(directory / "status.json") or {}
+    status = read_object(directory / "status.json")
     if status.get("state") == "running" and owner_of(directory / "claim") is None:
         return {**status, "state": "interrupted"}
     return status
@@ -177,7 +195,7 @@ def load_runs(results_dir: str | Path = "results", *, curves: bool = True) -> Fr
         if config is None:
             continue
         status = read_status(directory)
-        summary = read_json(directory / "summary.json") or {}
+        summary = read_object(directory / "summary.json")
         row = {
             "run": directory.name,
             "hash": directory.name.rpartition("-")[2],

@@ -27,6 +27,14 @@ def run(command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[st
 
 
 WRONG = {
+    "norm=layernorm norm=rmsnorm": ["norm", "chosen twice", "norm=rmsnorm"],
+    "placement=[pre,post]": ["placement", "one choice"],
+    '"results_dir=/tmp/a(1)"': ["results_dir", "in quotes", "results_dir='/tmp/a(1)'"],
+    "ffn.ratio=inf": ["ffn.ratio", "less than"],
+    "model.width=1000000000000": ["model", "cannot be built at this size"],
+    "bench --rounds 0": ["--rounds", "at least 1"],
+    "norm=none placement=post": ["placement", "no effect with norm=none"],
+    "data=tokens data.path=x": ["tokenizer", "tokenizer=none"],
     "+nrm=layernorm": ["nrm", "'layernorm'", "did you mean 'norm'"],
     "norm=rmsnrom": ["norm", "'rmsnrom'", "allowed: layernorm, none, prmsnorm, rmsnorm", "did you mean 'rmsnorm'"],
     "+norm=rmsnrom": ["did you mean 'rmsnorm'"],
@@ -187,3 +195,26 @@ def test_multirun_says_that_it_is_not_here_yet(capsys: pytest.CaptureFixture[str
 def test_count_prints_what_the_model_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["count", "norm=layernorm"]) == 0
     assert "493,248" in capsys.readouterr().out
+
+
+def test_a_file_of_the_users_own_does_not_hide_behind_a_shipped_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine" / "norm").mkdir(parents=True)
+    (tmp_path / "mine" / "norm" / "rmsnorm.yaml").write_text("kind: rmsnorm\neps: 0.5\n")
+    assert main(["--config-dir", "mine", "norm=rmsnorm"]) == 2
+    assert "has the name of a shipped file" in capsys.readouterr().err
+
+
+def test_compose_leaves_the_callers_hydra_as_it_was(tmp_path: Path) -> None:
+    from hydra import compose, initialize_config_dir
+
+    (tmp_path / "theirs.yaml").write_text("x: 1\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        ablate.compose(["norm=layernorm"])
+        assert compose("theirs").x == 1
+
+
+def test_a_screen_that_is_gone_does_not_end_a_run(short: list[str], tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, "-m", "ablate", *short])
+    subprocess.run(["bash", "-c", f"{command} | head -1"], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    [status] = (tmp_path / "results" / "runs").glob("*/status.json")
+    assert yaml.safe_load(status.read_text())["state"] == "done"

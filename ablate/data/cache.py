@@ -56,7 +56,7 @@ class Cache:
         stat = path.stat()
         if stat.st_size < SMALL_FILE_BYTES:
             return compute(path)
-        identity = [what, stat.st_size, stat.st_mtime_ns]
+        identity = [what, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
         name = "file-" + hashlib.sha256(f"{path.resolve()}\0{what}".encode()).hexdigest()[:32]
         note = self.folder / f"{name}.json"
         known = _read_note(note, identity)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ablate.files import read_json
+from ablate.files import read_object
 from ablate.report.statistics import paired_difference
 from ablate.runs import read_status
 
@@ -20,16 +20,16 @@ def arm_of(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def blocks_of(results_dir: str | Path, arm: Mapping[str, Any]) -> dict[Block, tuple[str, float | None]]:
-    """The state and evaluation loss of each run of an arm, by its block."""
+    """The state and evaluation loss of each run of an arm, by its block; the loss of a run that is not done is None."""
     found: dict[Block, tuple[str, float | None]] = {}
     for path in sorted((Path(results_dir).expanduser() / "runs").glob("*/identity.json")):
-        identity = read_json(path)
+        identity = read_object(path)
         if not identity or arm_of(identity) != arm:
             continue
-        state = read_status(path.parent).get("state", "unknown")
-        summary = read_json(path.parent / "summary.json") if state == "done" else None
+        state = str(read_status(path.parent).get("state", "unknown"))
+        loss = read_object(path.parent / "summary.json").get("eval_loss") if state == "done" else None
         block = (identity["init_seed"], identity["data_seed"])
-        found[block] = (state, summary["eval_loss"] if summary else None)
+        found[block] = (state, float(loss) if isinstance(loss, (int, float)) else None)
     return found
 
 
@@ -38,21 +38,48 @@ def comparison(results_dir: str | Path, identity: Mapping[str, Any], baseline: M
     if arm_of(identity) == arm_of(baseline):
         return "This is the baseline of its setting. Change an axis to compare with it: python -m ablate norm=layernorm"
     ours, theirs = blocks_of(results_dir, arm_of(identity)), blocks_of(results_dir, arm_of(baseline))
-    both = [b for b in ours if b in theirs and ours[b][1] is not None and theirs[b][1] is not None]
-    failed = _failures(ours, "this arm") + _failures(theirs, "the baseline")
+    pairs = {block: (ours[block][1], theirs[block][1]) for block in sorted(ours) if block in theirs}
+    both = {block: (a, b) for block, (a, b) in pairs.items() if a is not None and b is not None}
+    here = _without_baseline(theirs, (identity["init_seed"], identity["data_seed"]), command)
+    left_out = _left_out(ours, theirs, both)
     if not both:
-        return " ".join([*failed, f"No finished run of the baseline in this block to compare with. Run it: {command}"])
-    arm = [value for b in both if (value := ours[b][1]) is not None]
-    base = [value for b in both if (value := theirs[b][1]) is not None]
-    difference = paired_difference(arm, base)
-    lead = f"Against the baseline: {difference.mean:+.4f} nats per token of evaluation loss (below 0 is better)"
-    if difference.n == 1:
-        return " ".join([f"{lead}, from one seed: screen only, run seeds 0..2 to learn more.", *failed])
-    reach = f"95 % interval {difference.low:+.4f} to {difference.high:+.4f}, {difference.n} paired seeds"
-    caveat = "One learning rate for both arms, no correction for many comparisons: a screen, not a verdict."
-    return " ".join([f"{lead}, {reach}.", caveat, *failed])
+        return " ".join([here or "Nothing to compare yet.", *left_out])
+    difference = paired_difference([a for a, _ in both.values()], [b for _, b in both.values()])
+    seeds = ", ".join(_name(block) for block in both)
+    parts = [here] if here else []
+    parts += [f"Against the baseline: {difference.mean:+.4f} nats per token of evaluation loss (below 0 is better)"]
+    if all(a == b for a, b in both.values()):
+        parts[-1] += f", identical at seed {seeds}: the change had no effect there."
+    elif difference.n == 1:
+        parts[-1] += f", from one seed ({seeds}): screen only, run seeds 0..2 to learn more."
+    else:
+        parts[-1] += f", 95 % interval {difference.low:+.4f} to {difference.high:+.4f}, {difference.n} paired seeds ({seeds})."
+        parts += ["One learning rate for both arms, no correction for many comparisons: a screen, not a verdict."]
+    return " ".join([*parts, *left_out])
 
 
-def _failures(blocks: Mapping[Block, tuple[str, float | None]], name: str) -> list[str]:
-    failed = sum(state == "failed" for state, _ in blocks.values())
-    return [f"{failed} of {len(blocks)} runs of {name} failed."] if failed else []
+def _without_baseline(theirs: Mapping[Block, tuple[str, float | None]], block: Block, command: str) -> str | None:
+    """What stands in the way of a baseline for this very block, or None."""
+    if block not in theirs:
+        return f"No run of the baseline at seed {_name(block)} yet. Run it: {command}"
+    state, loss = theirs[block]
+    if loss is not None:
+        return None
+    return f"The baseline at seed {_name(block)} is {state}: there is no difference to give for it."
+
+
+def _left_out(
+    ours: Mapping[Block, tuple[str, float | None]], theirs: Mapping[Block, tuple[str, float | None]], both: Collection[Block]
+) -> list[str]:
+    """The runs without a pair, by arm: failures are outcomes and are never dropped in silence."""
+    said = []
+    for arm, blocks in (("this arm", ours), ("the baseline", theirs)):
+        states = [f"seed {_name(block)} {state}" for block, (state, _) in sorted(blocks.items()) if block not in both and state != "done"]
+        done = [f"seed {_name(block)}" for block, (state, _) in sorted(blocks.items()) if block not in both and state == "done"]
+        if states or done:
+            said.append(f"Not in it, of {arm}: {', '.join([*states, *(f'{seed} (no pair)' for seed in done)])}.")
+    return said
+
+
+def _name(block: Block) -> str:
+    return str(block[0]) if block[0] == block[1] else f"{block[0]}/{block[1]}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,11 +20,12 @@ from ablate.config import ARCHITECTURE, Config
 from ablate.data import Dataset, prepare
 from ablate.environment import environment
 from ablate.errors import ConfigError
-from ablate.files import read_json, write_text
+from ablate.files import read_object, write_text
 from ablate.report.compare import comparison
 from ablate.runs import Run, canonical, read_status, run_directory
 from ablate.train.loop import Stop, Training, Update, build, find_device, restore, run_steps
 
+RESULT_KEYS = {"eval_loss", "bits_per_byte", "tokens", "seconds", "tokens_per_second", "flop_utilisation"}
 SUCCESS, FAILURE, COME_BACK = 0, 1, 75
 """Exit codes: done; failed or crashed; stopped, or owned by another process (EX_TEMPFAIL: the same command goes on later)."""
 
@@ -46,10 +49,13 @@ def launch(cfg: Config, overrides: list[str]) -> int:
     try:
         if not cfg.rerun and (code := ended(directory, console)) is not None:
             return code
+        training = build(cfg, data)  # what is wrong shows before anything is written
         try:
             run = Run.open(directory)
         except Owned as owned:
-            console.print(f"{directory.name} is being run by process {owned.owner['pid']} on {owned.owner['host']}: nothing was done")
+            console.print(
+                f"{directory.name} is being run by process {owned.owner.get('pid')} on {owned.owner.get('host')}: nothing was done"
+            )
             return COME_BACK
         except OSError as error:
             raise ConfigError.at("results_dir", f"cannot write {directory}: {error.strerror}") from None
@@ -58,7 +64,7 @@ def launch(cfg: Config, overrides: list[str]) -> int:
                 return code
             if cfg.rerun:
                 run.clear()
-            return carry_out(cfg, data, run, identity, console)
+            return carry_out(training, run, identity, console)
         finally:
             run.close()
     finally:
@@ -68,7 +74,21 @@ def launch(cfg: Config, overrides: list[str]) -> int:
 
 def plain_console() -> Console:
     """A console that prints what it is given: brackets in a path or an override are no markup."""
-    return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+    return Screen(soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+class Screen(Console):
+    """A screen that is gone (`| head`) or full never decides a run: what cannot be shown is not."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        try:
+            super().print(*objects, **how)
+        except OSError:
+            self.quiet = True
 
 
 def cache_dir(cfg: Config) -> Path:
@@ -87,15 +107,17 @@ def ended(directory: Path, console: Console) -> int | None:
         return SUCCESS
     if status.get("state") == "failed":
         console.print(
-            f"failed before: {directory}\n{status['reason']}: {status['detail']}  (a result, not a crash; rerun=true does it again)"
+            f"failed before: {directory}\n{status.get('reason')}: {status.get('detail')}  (a result, not a crash; rerun=true does it again)"
         )
         return FAILURE
     return None
 
 
-def carry_out(cfg: Config, data: Dataset, run: Run, identity: Mapping[str, Any], console: Console) -> int:
+def carry_out(training: Training, run: Run, identity: Mapping[str, Any], console: Console) -> int:
     """Trains, with the tracker beside it; every way out leaves the state on disk."""
     from ablate.trackers import start_mirror
+
+    cfg = training.cfg
 
     def say(text: str) -> None:
         console.print(text)
@@ -106,7 +128,6 @@ def carry_out(cfg: Config, data: Dataset, run: Run, identity: Mapping[str, Any],
     mirror = None
     try:
         run.set_state("running")
-        training = build(cfg, data)
         run.record_start(cfg, identity, environment(training.device))
         restore(training, run)
         mirror = start_mirror(run.directory, cfg.tracker)
@@ -196,7 +217,9 @@ def measured(update: Update) -> str:
 
 def result(directory: Path) -> str:
     """The result of a finished run in one line."""
-    found = read_json(directory / "summary.json")
+    found = read_object(directory / "summary.json")
+    if not set(found) >= RESULT_KEYS:
+        return "its summary.json is broken: rerun=true does it again"
     per_byte = f", {found['bits_per_byte']:.4f} bits per byte" if found["bits_per_byte"] is not None else ""
     loss = f"evaluation loss {found['eval_loss']:.4f} nats per token{per_byte}"
     work = f"{found['tokens']:,} tokens in {found['seconds']:.0f} s of steps, {found['tokens_per_second']:,.0f} tokens/s"
@@ -212,4 +235,4 @@ def baseline_command(overrides: list[str]) -> str:
     """The command of the baseline: what was typed, less the choices of architecture."""
     axes = {*ARCHITECTURE, "stability", "rerun"}
     kept = [text.lstrip("+") for text in overrides if text.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0] not in axes]
-    return " ".join(["python -m ablate", *kept])
+    return " ".join(["python -m ablate", *map(shlex.quote, kept)])

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -37,7 +38,7 @@ COMPILE_PAYS_FROM_FLOPS = {"cpu": 5e13, "cuda": 5e15}
 
 CHECKPOINT = "checkpoint.pt"
 STILL_FALLING = 0.01
-"""Nats between two evaluations."""
+"""Nats over a tenth of the run."""
 
 Ending = Literal["done", "failed", "stopped"]
 
@@ -76,7 +77,7 @@ class Training:
     data: Dataset
     step: int = 0
     seconds: float = 0.0  # spent in steps, over all starts
-    last_evaluation: float = math.inf  # loss
+    mark: tuple[int, float] = (0, math.inf)  # an evaluation at least a tenth of the run ago: its step and loss
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def restore(training: Training, run: Run) -> None:
     path = run.directory / CHECKPOINT
     if path.exists():
         training.step, facts = checkpoint.load(path, model=training.model, optimizers=training.optimizers)
-        training.seconds, training.last_evaluation = facts["seconds"], facts["last_evaluation"]
+        training.seconds, training.mark = facts["seconds"], tuple(facts["mark"])
     run.open_metrics(training.step)
 
 
@@ -172,10 +173,14 @@ def run_steps(training: Training, run: Run, stop: Stop) -> Iterator[Update]:
         if stop.signal and training.step < cfg.steps:
             end(training, run, "stopped", reason=stop.signal, detail="the same command goes on from here")
             return
-    assert evaluation is not None, "the last step is an evaluation step"
+    run.check_owned()
+    evaluation = evaluation or evaluate_now(training)  # a checkpoint of the last step needs it again
+    write_json(run.directory / "summary.json", summary(training, evaluation))  # first: a full disk must not cost the result
     if cfg.checkpoint.keep_final:
-        checkpoint.save_weights(run.directory / "model.safetensors", training.model)
-    write_json(run.directory / "summary.json", summary(training, evaluation))
+        try:
+            checkpoint.save_weights(run.directory / "model.safetensors", training.model)
+        except (OSError, SafetensorError) as error:
+            run.note(f"warning: the weights could not be kept: {error}")
     end(training, run, "done")
     path.unlink(missing_ok=True)
 
@@ -255,14 +260,16 @@ def evaluation_row(training: Training, evaluation: Evaluation) -> dict[str, floa
 def collapsed(training: Training, evaluation: Evaluation) -> bool:
     """A model that predicts no better than token frequencies, and is past the time it is given to learn more.
 
-    Before the end of the run its loss must also have stopped falling: a slow run is not a collapsed one.
+    Before the end of the run its loss must also have stopped falling, over a tenth of the run: a slow run is not a collapsed one.
     """
-    cfg, before = training.cfg, training.last_evaluation
-    training.last_evaluation = evaluation.loss
+    cfg, (marked_step, marked_loss) = training.cfg, training.mark
+    long_enough = training.step - marked_step >= cfg.steps / 10
+    if long_enough:
+        training.mark = (training.step, evaluation.loss)
     if evaluation.loss < training.data.unigram_entropy:
         return False
     patience = max(training.schedule.warmup_steps(cfg.steps), cfg.train.collapse_after * cfg.steps)
-    return training.step == cfg.steps or (training.step > patience and evaluation.loss > before - STILL_FALLING)
+    return training.step == cfg.steps or (training.step > patience and long_enough and evaluation.loss > marked_loss - STILL_FALLING)
 
 
 def save(training: Training, path: Path) -> None:
@@ -271,7 +278,7 @@ def save(training: Training, path: Path) -> None:
         step=training.step,
         model=training.model,
         optimizers=training.optimizers,
-        facts={"seconds": training.seconds, "last_evaluation": training.last_evaluation},
+        facts={"seconds": training.seconds, "mark": list(training.mark)},
     )
 
 

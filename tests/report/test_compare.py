@@ -32,7 +32,7 @@ def said(results: Path, seed: int = 0) -> str:
 
 def test_without_the_baseline_its_command_is_given(tmp_path: Path) -> None:
     put(tmp_path, identity("layernorm", 0), 2.0)
-    assert said(tmp_path).endswith(f"Run it: {COMMAND}")
+    assert f"No run of the baseline at seed 0 yet. Run it: {COMMAND}" in said(tmp_path)
 
 
 def test_one_seed_is_a_screen(tmp_path: Path) -> None:
@@ -48,27 +48,50 @@ def test_more_seeds_are_paired_and_get_their_interval(tmp_path: Path) -> None:
         put(tmp_path, identity("layernorm", seed), arm)
         put(tmp_path, identity("rmsnorm", seed), baseline)
     assert "+2.0000 nats per token" in said(tmp_path)
-    assert "95 % interval -0.4841 to +4.4841, 3 paired seeds" in said(tmp_path)
+    assert "95 % interval -0.4841 to +4.4841, 3 paired seeds (0, 1, 2)" in said(tmp_path)
 
 
 def test_a_seed_that_one_arm_lacks_does_not_count(tmp_path: Path) -> None:
     put(tmp_path, identity("layernorm", 0), 2.0)
     put(tmp_path, identity("rmsnorm", 0), 1.5)
     put(tmp_path, identity("rmsnorm", 1), 9.0)
-    assert "from one seed" in said(tmp_path)
+    assert "from one seed (0)" in said(tmp_path)
+    assert "of the baseline: seed 1 (no pair)" in said(tmp_path)
+
+
+def test_a_run_whose_baseline_is_missing_is_told_so_before_any_other_seed(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        put(tmp_path, identity("layernorm", seed), 2.0 + seed)
+    put(tmp_path, identity("rmsnorm", 0), 1.5)
+    assert said(tmp_path, seed=1).startswith("No run of the baseline at seed 1 yet.")
+
+
+def test_a_failed_baseline_is_not_asked_for_again(tmp_path: Path) -> None:
+    put(tmp_path, identity("layernorm", 0), 2.0)
+    put(tmp_path, identity("rmsnorm", 0), None, state="failed")
+    assert "The baseline at seed 0 is failed: there is no difference to give" in said(tmp_path)
+    assert COMMAND not in said(tmp_path)
+
+
+def test_arms_that_are_identical_get_no_interval_of_width_zero(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        put(tmp_path, identity("layernorm", seed), 2.0)
+        put(tmp_path, identity("rmsnorm", seed), 2.0)
+    assert "identical at seed 0, 1: the change had no effect there" in said(tmp_path)
+    assert "interval" not in said(tmp_path)
 
 
 def test_another_learning_rate_is_another_arm(tmp_path: Path) -> None:
     put(tmp_path, identity("layernorm", 0), 2.0)
     put(tmp_path, identity("rmsnorm", 0, lr=0.1), 1.5)
-    assert "No finished run of the baseline" in said(tmp_path)
+    assert "No run of the baseline" in said(tmp_path)
 
 
 def test_failed_runs_are_said_and_not_dropped(tmp_path: Path) -> None:
     put(tmp_path, identity("layernorm", 0), 2.0)
     put(tmp_path, identity("rmsnorm", 0), 1.5)
     put(tmp_path, identity("layernorm", 1), None, state="failed")
-    assert "1 of 2 runs of this arm failed" in said(tmp_path)
+    assert "Not in it, of this arm: seed 1 failed." in said(tmp_path)
 
 
 def test_the_baseline_is_not_compared_with_itself(tmp_path: Path) -> None:
