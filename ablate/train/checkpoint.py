@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.optim import Optimizer
+
+from ablate.errors import ConfigError
 
 
 def save(path: Path, *, step: int, model: nn.Module, optimizers: list[Optimizer], facts: dict[str, Any]) -> None:
@@ -28,7 +31,11 @@ def save(path: Path, *, step: int, model: nn.Module, optimizers: list[Optimizer]
 
 def load(path: Path, *, model: nn.Module, optimizers: list[Optimizer]) -> tuple[int, dict[str, Any]]:
     """Restores model and optimisers in place; gives the number of steps done and the facts saved with them."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, ValueError, UnpicklingError) as error:
+        message = f"cannot be read ({str(error).partition(chr(10))[0]}): rerun=true starts again from the first step"
+        raise ConfigError.at(str(path), message) from None
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)

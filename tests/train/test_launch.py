@@ -230,6 +230,17 @@ def test_a_crash_leaves_its_traceback_and_is_tried_again(short: list[str], resul
     assert not (only_run(results) / "error.txt").exists()
 
 
+def test_a_broken_checkpoint_is_one_clear_message(short: list[str], results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(short) == 0
+    directory = only_run(results)
+    (directory / "status.json").write_text("{}")
+    for content in (b"", b"garbage"):
+        (directory / "checkpoint.pt").write_bytes(content)
+        assert main(short) == 2
+        assert "rerun=true starts again" in capsys.readouterr().err
+    assert main([*short, "rerun=true"]) == 0
+
+
 def test_one_seed_is_called_a_screen_and_more_get_an_interval(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     command = [word for word in short if word != "init=fan_in"]
     for seed in (0, 1):
