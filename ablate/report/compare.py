@@ -41,13 +41,12 @@ def comparison(results_dir: str | Path, identity: Mapping[str, Any], baseline: M
     pairs = {block: (ours[block][1], theirs[block][1]) for block in sorted(ours) if block in theirs}
     both = {block: (a, b) for block, (a, b) in pairs.items() if a is not None and b is not None}
     here = _without_baseline(theirs, (identity["init_seed"], identity["data_seed"]), command)
-    left_out = _left_out(ours, theirs, both)
+    left_out = _left_out(ours, theirs, {*both, (identity["init_seed"], identity["data_seed"])})
     if not both:
-        return " ".join([here or "Nothing to compare yet.", *left_out])
+        return "\n".join([here or "Nothing to compare yet.", *left_out])
     difference = paired_difference([a for a, _ in both.values()], [b for _, b in both.values()])
     seeds = ", ".join(_name(block) for block in both)
-    parts = [here] if here else []
-    parts += [f"Against the baseline: {difference.mean:+.4f} nats per token of evaluation loss (below 0 is better)"]
+    parts = [f"Against the baseline: {difference.mean:+.4f} nats per token of evaluation loss (below 0 is better)"]
     if all(a == b for a, b in both.values()):
         parts[-1] += f", identical at seed {seeds}: the change had no effect there."
     elif difference.n == 1:
@@ -55,7 +54,7 @@ def comparison(results_dir: str | Path, identity: Mapping[str, Any], baseline: M
     else:
         parts[-1] += f", 95 % interval {difference.low:+.4f} to {difference.high:+.4f}, {difference.n} paired seeds ({seeds})."
         parts += ["One learning rate for both arms, no correction for many comparisons: a screen, not a verdict."]
-    return " ".join([*parts, *left_out])
+    return "\n".join([*([here] if here else []), " ".join([*parts, *left_out])])
 
 
 def _without_baseline(theirs: Mapping[Block, tuple[str, float | None]], block: Block, command: str) -> str | None:
@@ -69,13 +68,13 @@ def _without_baseline(theirs: Mapping[Block, tuple[str, float | None]], block: B
 
 
 def _left_out(
-    ours: Mapping[Block, tuple[str, float | None]], theirs: Mapping[Block, tuple[str, float | None]], both: Collection[Block]
+    ours: Mapping[Block, tuple[str, float | None]], theirs: Mapping[Block, tuple[str, float | None]], named: Collection[Block]
 ) -> list[str]:
     """The runs without a pair, by arm: failures are outcomes and are never dropped in silence."""
     said = []
     for arm, blocks in (("this arm", ours), ("the baseline", theirs)):
-        states = [f"seed {_name(block)} {state}" for block, (state, _) in sorted(blocks.items()) if block not in both and state != "done"]
-        done = [f"seed {_name(block)}" for block, (state, _) in sorted(blocks.items()) if block not in both and state == "done"]
+        states = [f"seed {_name(block)} {state}" for block, (state, _) in sorted(blocks.items()) if block not in named and state != "done"]
+        done = [f"seed {_name(block)}" for block, (state, _) in sorted(blocks.items()) if block not in named and state == "done"]
         if states or done:
             said.append(f"Not in it, of {arm}: {', '.join([*states, *(f'{seed} (no pair)' for seed in done)])}.")
     return said
