@@ -65,13 +65,14 @@ def slug(cfg: Config, baseline: Config) -> str:
 def _differences(cfg: Config, baseline: Config) -> Iterator[str]:
     """axis=variant and axis.option=value, against the baseline; of a changed variant, the options that are not as it is shipped."""
     ours, theirs = cfg.model_dump(), baseline.model_dump()
-    for key in ours.keys() - {*Config.not_identity, "init_seed", "data_seed"}:
+    unnamed = {*Config.not_identity, "init_seed", "data_seed"}
+    for key in ours.keys() - unnamed:
         if isinstance(ours[key], dict) and ours[key].get("kind") != theirs[key].get("kind"):
             theirs[key] = {"kind": theirs[key]["kind"], **_shipped(key, ours[key])}
     values, usual = flat(ours), flat(theirs)
     for key, value in values.items():
         first, _, rest = key.partition(".")
-        if first in {*Config.not_identity, "init_seed", "data_seed"} or rest in ("path", "val_path") or value == usual.get(key):
+        if first in unnamed or rest in ("path", "val_path") or value == usual.get(key):
             continue
         name = key.removesuffix(".kind")
         yield f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from filelock import FileLock
 
-from ablate.files import flat, metric_rows, read_json
+from ablate.files import flat, metric_rows, read_object
 from ablate.trackers.mirror import EXIT_CODES, NOT_SENT, RESULT, SENT, SENT_ELSEWHERE, WARNING, Job, cure
 from ablate.trackers.variants import TRACKER, Context, Row, TrackerError
 
@@ -68,14 +68,14 @@ def mirror(directory: Path, job: Job, parent: Parent, warn: Any) -> str:
                 sent += 1
         if not ended:
             parent.gone.wait(POLL_SECONDS)
-    status = read_json(directory / "status.json") or {}
-    result = flat({**(read_json(directory / "summary.json") or {}), "state": status.get("state"), "reason": status.get("reason")})
+    status = read_object(directory / "status.json")
+    result = flat({**read_object(directory / "summary.json"), "state": status.get("state"), "reason": status.get("reason")})
     tracker.finish({key: value for key, value in result.items() if value is not None}, EXIT_CODES.get(str(status.get("state")), NO_END))
     return f"{sent} rows to {target}"
 
 
 def has_ended(directory: Path, job: Job) -> bool:
-    status = read_json(directory / "status.json") or {}
+    status = read_object(directory / "status.json")
     return status.get("state") in EXIT_CODES and (job.old_end is None or status.get("time") != job.old_end)
 
 

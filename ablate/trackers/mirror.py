@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ablate.files import read_json
+from ablate.files import read_object
 from ablate.registry import Options
 
 LOG = "tracker.log"
@@ -63,7 +63,7 @@ class Mirror:
     def start(self, *, follow: bool) -> None:
         if self._options["kind"] == "none":
             return
-        status = read_json(self._directory / "status.json") or {}
+        status = read_object(self._directory / "status.json")
         old_end = status.get("time") if follow and status.get("state") in EXIT_CODES else None
         job = Job(self._options, os.getpid(), follow, not _size(self._directory / "metrics.jsonl"), old_end)
         root = str(Path(__file__).resolve().parents[2])
