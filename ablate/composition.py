@@ -163,7 +163,8 @@ class _Groups:
             return text
         if self.is_group(override.key_or_group):
             # A group that the primary config does not name (one of the user's own) keeps its plus: Hydra needs it there.
-            return bare if override.key_or_group in self.declared or override.package else f"+{bare}"
+            group = override.key_or_group
+            return bare if group in self.declared or override.package or ("/" in group and (conf_dir() / group).is_dir()) else f"+{bare}"
         return f"++{bare}"
 
     def is_group(self, name: str) -> bool:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from ablate.data import DATA, TOKENIZER, check_pair, vocab_size
 from ablate.errors import ConfigError, Problem, did_you_mean
 from ablate.model.attention import ATTENTION
+from ablate.model.dropout import DROPOUT
+from ablate.model.embedding import EMBEDDING
 from ablate.model.ffn import FFN
 from ablate.model.head import HEAD
 from ablate.model.init import INIT, initialise
+from ablate.model.layers import LAYERED, Rule, chosen_layers, merged, overrides
 from ablate.model.norm import NORM
 from ablate.model.placement import PLACEMENT
 from ablate.model.position import POSITION
+from ablate.model.residual import RESIDUAL
 from ablate.model.transformer import Transformer
-from ablate.registry import Count, Options, Positive, Registry, Share
+from ablate.registry import Count, Options, Positive, Registry, Section, Share
 from ablate.trackers import TRACKER
 from ablate.train.loss import LOSS
 from ablate.train.optim import OPTIM
@@ -32,12 +37,15 @@ from ablate.train.schedule import SCHEDULE
 ARCHITECTURE: dict[str, Registry[Any]] = {
     "norm": NORM,
     "placement": PLACEMENT,
+    "residual": RESIDUAL,
+    "embedding": EMBEDDING,
     "position": POSITION,
     "attention": ATTENTION,
     "ffn": FFN,
     "head": HEAD,
     "loss": LOSS,
     "init": INIT,
+    "dropout": DROPOUT,
 }
 """The axes that a comparison with the baseline is about."""
 
@@ -51,7 +59,7 @@ AXES: dict[str, Registry[Any]] = {
 }
 
 OVERLAYS = ("stability", "scale")
-"""Groups that set keys of others and leave none of their own."""
+"""Groups that set keys of others and leave none of their own. `arch` is one that leaves its name."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -63,8 +71,15 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+class LayerOptions(NamedTuple):
+    """The choices of one layer."""
+
+    norm: Options
+    placement: Options
+    residual: Options
+    position: Options
+    attention: Options
+    ffn: Options
 
 
 class ModelConfig(Section):
@@ -97,18 +112,23 @@ class Config(Section):
     """One run, typed. `parse()` makes a subclass of it whose axes hold the registered variants."""
 
     not_identity: ClassVar[frozenset[str]] = frozenset(
-        {"seed", "results_dir", "cache_dir", "threads", "rerun", "progress", "checkpoint", "tracker"}
+        {"arch", "seed", "results_dir", "cache_dir", "threads", "rerun", "progress", "checkpoint", "tracker"}
     )
-    """Keys that move no number of a run (`seed` only fills init_seed and data_seed)."""
+    """Keys that move no number of a run (`seed` only fills init_seed and data_seed, `arch` is the name of what it chose)."""
 
+    arch: str
     norm: Options
     placement: Options
+    residual: Options
+    embedding: Options
     position: Options
     attention: Options
     ffn: Options
     head: Options
     loss: Options
     init: Options
+    dropout: Options
+    layers: dict[str, Rule]
     data: Options
     tokenizer: Options
     optim: Options
@@ -139,6 +159,20 @@ class Config(Section):
     def batch_tokens(self) -> int:
         return self.train.batch_size * self.model.context
 
+    @property
+    def num_future(self) -> int:
+        """Tokens beyond the next one that the loss wants predicted."""
+        return LOSS.build(self.loss).num_future
+
+    def layer_changes(self) -> list[dict[str, dict[str, Any]]]:
+        """For each layer, by group, the values that rules change; groups that stay as they are do not appear."""
+        return overrides(self.layers, self.model.depth)
+
+    def layer_options(self) -> list[LayerOptions]:
+        """The choices of every layer, rules applied; raises ConfigError for a rule that is wrong or changes nothing."""
+        base = LayerOptions(*(getattr(self, group) for group in LAYERED))
+        return [base._replace(**_changed_options(self, layer, change)) for layer, change in enumerate(self.layer_changes())]
+
 
 def schema() -> type[Config]:
     """The config class over all variants registered by now."""
@@ -151,6 +185,26 @@ def _schema(words: tuple[tuple[str, ...], ...]) -> type[Config]:
     return create_model("Config", __base__=Config, **fields)
 
 
+def _changed_options(cfg: Config, layer: int, change: Mapping[str, Mapping[str, Any]]) -> dict[str, Options]:
+    """The options of the groups that rules change in a layer."""
+    result: dict[str, Options] = {}
+    for group, values in change.items():
+        options = getattr(cfg, group)
+        after = merged(options.model_dump(), values)
+        try:
+            result[group] = _adapter(group, tuple(ARCHITECTURE[group].words())).validate_python(after)
+        except ValidationError as error:
+            rule = next(n for n, r in cfg.layers.items() if group in r.set and layer in chosen_layers(n, r.where, cfg.model.depth))
+            found = [_problem({**detail, "loc": (group, *detail["loc"])}, {group: after}) for detail in error.errors()]
+            raise ConfigError([Problem(f"layers.{rule}.set.{problem.key}", problem.message) for problem in found]) from None
+    return result
+
+
+@cache
+def _adapter(group: str, words: tuple[str, ...]) -> TypeAdapter[Any]:
+    return TypeAdapter(ARCHITECTURE[group].choice())
+
+
 def parse(raw: DictConfig | Mapping[str, Any]) -> Config:
     """Checks everything and gives typed values; raises one ConfigError with every problem that was found."""
     values = _container(raw)
@@ -160,11 +214,19 @@ def parse(raw: DictConfig | Mapping[str, Any]) -> Config:
     except ValidationError as error:
         missing = {problem.key for problem in problems}
         found = [_problem(detail, values) for detail in error.errors()]
-        raise ConfigError(problems + [problem for problem in found if problem.key not in missing]) from None
+        raise ConfigError(problems + _one_a_key(problem for problem in found if problem.key not in missing)) from None
     if problems:
         raise ConfigError(problems)
     _check_together(cfg)
     return cfg
+
+
+def _one_a_key(problems: Iterator[Problem]) -> list[Problem]:
+    """A value that may be of several types is wrong once for each: that is one problem."""
+    messages: dict[str, list[str]] = {}
+    for problem in problems:
+        messages.setdefault(problem.key, []).append(problem.message)
+    return [Problem(key, " or ".join([*(m.rpartition(", got ")[0] or m for m in several[:-1]), several[-1]])) for key, several in messages.items()]
 
 
 def _container(raw: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -189,61 +251,80 @@ def _missing(values: Any, path: str = "") -> Iterator[str]:
 
 def _problem(detail: Any, values: dict[str, Any]) -> Problem:
     """One pydantic error in our words: the key as it is typed, what came, what is allowed, the nearest right spelling."""
-    path, parent = _path(detail["loc"], values)
+    path = _path(detail["loc"], values)
     key, kind, got = ".".join(map(str, path)), detail["type"], detail.get("input")
     context = detail.get("ctx", {})
     if kind == "extra_forbidden":
-        known = _known_keys(path[:-1], parent)
+        known = _known_keys(path[:-1], values)
         return Problem(key, f"unknown key (got {_show(got)}); known here: {', '.join(known)}{did_you_mean(str(path[-1]), known)}")
     if kind == "missing":
         return Problem(key, "missing: it needs a value")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return Problem(*_wrong_variant(key, got))
+        return Problem(*_wrong_variant(path, values, got))
     if kind == "literal_error":
         if path[-1] == "kind":
-            return Problem(*_wrong_variant(".".join(map(str, path[:-1])), {"kind": got}))
+            return Problem(*_wrong_variant(path[:-1], values, {"kind": got}))
         return Problem(key, f"must be {context['expected']}, got {_show(got)}{did_you_mean(str(got), _quoted(context['expected']))}")
     message = detail["msg"].replace("Input should be a valid", "must be a valid").replace("Input should be", "must be")
+    message = message.removeprefix("Value error, ")
     return Problem(key, f"{message}, got {_show(got)}")
 
 
-def _wrong_variant(axis: str, got: Any) -> tuple[str, str]:
-    registry = AXES.get(axis, NORM)  # a nested axis (attention.qk_norm) holds a norm
-    words = registry.words()
+def _wrong_variant(path: list[int | str], values: Any, got: Any) -> tuple[str, str]:
+    axis, registry = ".".join(map(str, path)), _registry_at(path, values)
+    words = registry.words() if registry else []
     if isinstance(got, dict) and got.get("kind") is not None:
         word = str(got["kind"])
         return f"{axis}.kind", f"no such variant: {word!r}; allowed: {', '.join(words)}{did_you_mean(word, words)}"
     return axis, f"must be one of the variants {', '.join(words)}, got {_show(got)}"
 
 
-def _path(loc: tuple[int | str, ...], values: Any) -> tuple[list[int | str], Any]:
-    """The key of an error without pydantic's union tags, and the mapping in which its last part stands."""
+def _registry_at(path: list[int | str], values: Any) -> Registry[Any] | None:
+    """The axis, of the config or nested in another, whose variant stands at a path."""
+    if len(path) == 1:
+        return AXES.get(str(path[0]))
+    model = _model_at(path[:-1], values)
+    return model.nested.get(str(path[-1])) if model and issubclass(model, Options) else None
+
+
+def _model_at(path: list[int | str], values: Any) -> type[BaseModel] | None:
+    """The model of the mapping that stands at a path."""
+    model: type[BaseModel] | None = schema()
+    for depth, part in enumerate(path):
+        values = values.get(part) if isinstance(values, dict) else None
+        registry = _registry_at(path[: depth + 1], {}) if depth == 0 else model.nested.get(str(part)) if _is_options(model) else None
+        if registry is not None:
+            kind = values.get("kind") if isinstance(values, dict) else None
+            model = registry.options(kind) if kind in registry.words() else None
+        elif model is not None and part in model.model_fields:
+            hint = model.model_fields[str(part)].annotation
+            model = next((h for h in (hint, *get_args(hint)) if isinstance(h, type) and issubclass(h, BaseModel)), None)
+        else:
+            return None
+    return model
+
+
+def _is_options(model: Any) -> bool:
+    return model is not None and issubclass(model, Options)
+
+
+def _path(loc: tuple[int | str, ...], values: Any) -> list[int | str]:
+    """The key of an error without the tags that pydantic adds for unions."""
     path: list[int | str] = []
-    parent: Any = None
     for index, part in enumerate(loc):
+        if not isinstance(values, (dict, list)) and path:
+            break
         tag = isinstance(values, dict) and part == values.get("kind") and part not in values and index < len(loc) - 1
         if tag:
             continue
         path.append(part)
-        parent = values
-        if isinstance(values, dict):
-            values = values.get(part)
-        elif isinstance(values, list) and isinstance(part, int):
-            values = values[part]
-        else:
-            break
-    return path, parent
+        values = values.get(part) if isinstance(values, dict) else values[part] if isinstance(part, int) and part < len(values) else None
+    return path
 
 
-def _known_keys(path: list[int | str], parent: Any) -> list[str]:
-    if not path:
-        return [*Config.model_fields, *OVERLAYS]
-    axis = str(path[0])
-    if axis in AXES:
-        registry = AXES[axis] if len(path) == 1 else NORM  # a nested axis (attention.qk_norm) holds a norm
-        return list(registry.options(parent["kind"]).model_fields)
-    section = Config.model_fields[axis].annotation
-    return list(getattr(section, "model_fields", {}))
+def _known_keys(path: list[int | str], values: Any) -> list[str]:
+    model = _model_at(path, values)
+    return [*(model.model_fields if model else ()), *(() if path else OVERLAYS)]
 
 
 def _quoted(expected: str) -> list[str]:
@@ -270,6 +351,7 @@ def _check_together(cfg: Config) -> None:
     if cfg.train.batch_size % cfg.train.micro_batch_size:
         message = f"must divide train.batch_size={cfg.train.batch_size}, got {cfg.train.micro_batch_size}"
         problems.append(Problem("train.micro_batch_size", message))
+    check(lambda: _check_layers(cfg))
     if cfg.norm.kind == "none" and cfg.placement.kind != "pre":
         problems.append(
             Problem("placement", f"{cfg.placement.kind} has no effect with norm=none, which leaves nothing to place: leave it at pre")
@@ -286,14 +368,25 @@ def _check_together(cfg: Config) -> None:
         raise ConfigError(problems)
 
 
-def meta_model(cfg: Config) -> Transformer:
+def _check_layers(cfg: Config) -> None:
+    """Each rule for layers changes something."""
+    for name, rule in cfg.layers.items():
+        for group, values in rule.set.items():
+            base = getattr(cfg, group).model_dump()
+            if group in LAYERED and json.dumps(merged(base, values), sort_keys=True) == json.dumps(base, sort_keys=True):
+                raise ConfigError.at(f"layers.{name}.set.{group}", f"has no effect: {values} is what all layers have")
+        if not rule.set:
+            raise ConfigError.at(f"layers.{name}.set", "is empty: the rule has no effect")
+
+
+def meta_model(cfg: Config, max_tokens: int | None = None) -> Transformer:
     """The model of a config without its numbers."""
     with torch.device("meta"):
-        return Transformer(cfg, vocab_size(cfg.tokenizer))
+        return Transformer(cfg, vocab_size(cfg.tokenizer), max_tokens)
 
 
-def build_model(cfg: Config) -> Transformer:
-    """The initialised model of a config, on the CPU."""
-    model = Transformer(cfg, vocab_size(cfg.tokenizer))
-    initialise(model, INIT.build(cfg.init), cfg.init_seed)
+def build_model(cfg: Config, max_tokens: int | None = None) -> Transformer:
+    """The initialised model of a config, on the CPU; with tables for sequences of `max_tokens`, or for the context of training."""
+    model = Transformer(cfg, vocab_size(cfg.tokenizer), max_tokens)
+    initialise(model, INIT.build(cfg.init), cfg.init_seed, depth=cfg.model.depth, width=cfg.model.width)
     return model

@@ -4,28 +4,35 @@
     class RMSNorm(nn.Module):
         def __init__(self, dim: int, *, eps: Positive) -> None: ...
 
-`conf/norm/rmsnorm.yaml` then says `kind: rmsnorm` and a value for every option; there are no defaults in code.
+`conf/norm/rmsnorm.yaml` then says `kind: rmsnorm` and a value for every option; there are no defaults in code. Options that several
+variants share stand in a TypedDict, and `**common: Unpack[Common]` adds them to a signature.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 T = TypeVar("T")
 
 
-class Options(BaseModel):
-    """The typed options of one variant; `kind` is its word."""
+class Section(BaseModel):
+    """Typed values that belong together; what is not declared is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+
+class Options(Section):
+    """The typed options of one variant; `kind` is its word."""
+
     kind: str
+    nested: ClassVar[dict[str, Registry[Any]]] = {}  # options that hold a variant of another axis
+    registry: ClassVar[Registry[Any]]
 
 
 def _yaml_number(value: object) -> object:
@@ -64,6 +71,32 @@ Count = Annotated[int, Field(ge=1)]
 """An integer of at least 1."""
 
 
+def _size(value: object) -> object:
+    """'1/2' -> 0.5; a number above 0 is a size: an integer as it is, or a share below 1."""
+    value = _fraction(_yaml_number(value))
+    is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    if is_size and (isinstance(value, int) or value < 1 or math.isinf(value) or value.is_integer()):
+        return int(value) if isinstance(value, float) and value >= 1 and math.isfinite(value) else value
+    raise ValueError("must be an integer above 0, or a share below 1 such as 1/2")
+
+
+def _finite(value: int | float) -> int | float:
+    if math.isinf(value):
+        raise ValueError("must be an integer above 0, or a share below 1 such as 1/2")
+    return value
+
+
+LimitOrNone = Annotated[int | float, BeforeValidator(_size)]
+"""A Size, or `.inf` for no limit."""
+Size = Annotated[int | float, BeforeValidator(_size), AfterValidator(_finite)]
+"""An integer of at least 1, or a share below 1 ("1/2") of what the option says."""
+
+
+def sized(value: int | float, whole: int) -> int:
+    """The number that a Size means: itself, or its share of `whole`, rounded, at least 1."""
+    return value if isinstance(value, int) else max(1, round(value * whole))
+
+
 class Registry(Generic[T]):
     """All variants of one axis, by word."""
 
@@ -91,14 +124,17 @@ class Registry(Generic[T]):
     def options(self, word: str) -> type[Options]:
         """The pydantic model of a variant's options, made from its signature."""
         variant = self._variants[word]
-        init = variant.__init__ if inspect.isclass(variant) else variant
-        hints = get_type_hints(init, include_extras=True)
+        hints = get_type_hints(variant.__init__ if inspect.isclass(variant) else variant, include_extras=True)
         fields: dict[str, Any] = {"kind": (Literal[word], ...)}
-        for name, parameter in inspect.signature(variant).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY:
-                assert parameter.default is parameter.empty, f"{self.axis} {word}: {name} has its default in YAML, not in code"
-                fields[name] = (_resolve(hints[name]), ...)
-        return create_model(f"{self.axis}_{word}", __base__=Options, **fields)
+        nested: dict[str, Registry[Any]] = {}
+        for name, hint in _chosen(variant, hints, f"{self.axis} {word}"):
+            mark = _registry_of(hint)
+            if mark is not None:
+                nested[name] = mark
+            fields[name] = (mark.choice() if mark is not None else hint, ...)
+        model = create_model(f"{self.axis}_{word}", __base__=Options, **fields)
+        model.nested, model.registry = nested, self
+        return model
 
     def choice(self) -> Any:
         """The type of a config field that holds any variant of this axis."""
@@ -114,10 +150,18 @@ class Registry(Generic[T]):
         return self._variants[options.kind](*known, **known_by_name, **chosen)
 
 
-def _resolve(hint: Any) -> Any:
+def _chosen(variant: Any, hints: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Name and type of each option: keyword-only parameters, and the keys of `**common: Unpack[SomeTypedDict]`."""
+    for parameter in inspect.signature(variant).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            assert parameter.default is parameter.empty, f"{name}: {parameter.name} has its default in YAML, not in code"
+            yield parameter.name, hints[parameter.name]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            (common,) = get_args(hints[parameter.name])
+            yield from get_type_hints(common, include_extras=True).items()
+
+
+def _registry_of(hint: Any) -> Registry[Any] | None:
     """`Annotated[Options, NORM]` in a signature means: any variant of NORM, with its own options."""
-    if get_origin(hint) is Annotated:
-        for mark in get_args(hint)[1:]:
-            if isinstance(mark, Registry):
-                return mark.choice()
-    return hint
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, Registry)), None)

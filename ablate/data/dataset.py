@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from ablate.data.corpora import DATA, Source
 from ablate.data.evaluation import EvalSet, text_segments, token_segments
 from ablate.data.source import Ids, Tokens, TokenSource
 from ablate.data.split import Corpus, Split, split_corpus
+from ablate.data.synthetic import Task, TaskEvalSet, describe
 from ablate.data.token_files import TokenCorpus, TokenFiles, counts_of
 from ablate.data.tokenizers import TOKENIZER, Encoder, TrainingText
 from ablate.errors import ConfigError
@@ -24,7 +26,7 @@ from ablate.registry import Options
 FORMAT_VERSION = 1
 """Of what the cache holds: raise it when the same words come to mean other ids."""
 BYTES_PER_TOKEN = 4
-"""Of token files: how many tokens stand for a number of bytes asked for."""
+"""Of token files and tasks: how many tokens stand for a number of bytes asked for."""
 BLOCK_BYTES = 4 << 20
 SAY_EVERY_BYTES = 256 << 20
 
@@ -33,18 +35,24 @@ SAY_EVERY_BYTES = 256 << 20
 class Dataset:
     """All that training needs to know about its data."""
 
-    train: TokenSource
-    eval_set: EvalSet
+    train: TokenSource | Task
+    eval_set: EvalSet | TaskEvalSet
     vocab_size: int
     content_hash: str
-    """sha256 over the corpus, its split, the tokenizer and the evaluation set; it depends on no path and no file name."""
+    """sha256 over the corpus, its split, the tokenizer and the evaluation set, or over a task and its options; over no path or file name."""
     unigram_entropy: float
-    """Nats per token of the training tokens: what a model that knows their frequencies only would lose on them."""
+    """Nats per token of the training tokens (of a task's answers): what a model that knows their frequencies only would lose on them."""
     train_bytes: int | None
     description: dict[str, Any]
     """Documents, bytes, tokens, source, licence: JSON-able, for the record."""
     notices: list[str]
     """What a person should be told."""
+
+    @property
+    def collapse_loss(self) -> float:
+        """From this evaluation loss on a model that trained long has collapsed. On a task there is none: to be at chance, for long
+        and then no more, is how tasks are learned, and to stay there is a result."""
+        return math.inf if isinstance(self.train, Task) else self.unigram_entropy
 
 
 def _silent(message: str) -> None:
@@ -61,13 +69,18 @@ def prepare(
     check_pair(data, tokenizer)
     cache = Cache(cache_dir, say)
     source = DATA.build(data)
+    if isinstance(source, Task):
+        return _of_task(source, data, max(eval_bytes // BYTES_PER_TOKEN, 1))
     if isinstance(source, Source):
         return _of_text(source, tokenizer, eval_bytes, segment_bytes, cache)
     return _of_tokens(source, tokenizer, eval_bytes, segment_bytes, cache)
 
 
 def check_pair(data: Options, tokenizer: Options) -> None:
-    """ConfigError when the tokenizer does not go with the data; nothing is read."""
+    """ConfigError when the tokenizer does not go with the data, or a task's options not with each other; nothing is read."""
+    source = DATA.build(data)
+    if isinstance(source, Task):
+        return _check_vocabulary(source, data.kind, tokenizer)
     if data.kind == "tokens" and tokenizer.kind in ("bytes", "bpe"):
         cure = "add tokenizer=none tokenizer.vocab_size=..., or tokenizer=file or tiktoken of these ids, which also gives bits per byte"
         raise ConfigError.at("tokenizer", f"{tokenizer.kind} encodes text, but data=tokens is ids already; {cure}")
@@ -75,9 +88,32 @@ def check_pair(data: Options, tokenizer: Options) -> None:
         raise ConfigError.at("tokenizer", f"none encodes no text, but data={data.kind} is text; allowed: bytes, bpe, file, tiktoken")
 
 
+def _check_vocabulary(task: Task, kind: str, tokenizer: Options) -> None:
+    if tokenizer.kind != "none":
+        raise ConfigError.at("tokenizer", f"{tokenizer.kind} encodes text, but data={kind} draws ids: leave tokenizer={tokenizer.kind} out")
+    if vocab_size(tokenizer) != task.vocab_size:
+        came = f"{vocab_size(tokenizer)} is not the {task.vocab_size} of data={kind}"
+        raise ConfigError.at("tokenizer.vocab_size", f"{came}: leave it out, and set data.vocab_size (tokenizer=task follows)")
+
+
 def vocab_size(tokenizer: Options) -> int:
     """The vocabulary size of a tokenizer, without any data."""
     return TOKENIZER.build(tokenizer).size()
+
+
+def _of_task(task: Task, chosen: Options, eval_tokens: int) -> Dataset:
+    """Nothing is prepared: examples are drawn when they are asked for."""
+    options = json.dumps(chosen.model_dump(), sort_keys=True)
+    return Dataset(
+        train=task,
+        eval_set=TaskEvalSet(task, eval_tokens),
+        vocab_size=task.vocab_size,
+        content_hash=hash_of("task", task.version, options, eval_tokens),
+        unigram_entropy=math.log(task.num_answers),
+        train_bytes=None,
+        description=describe(task, chosen.kind),
+        notices=[f"{chosen.kind} is drawn anew for every batch (no epochs); loss and accuracy are those of its answers"],
+    )
 
 
 def _of_text(source: Source, tokenizer: Options, eval_bytes: int, segment_bytes: int, cache: Cache) -> Dataset:

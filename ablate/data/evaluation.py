@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,13 @@ class EvalSet:
     """Bytes scored, None when they cannot be known."""
     tokens: int
     """Tokens scored: sum(len(segment) - 1)."""
+
+    def rows(self, context: int) -> Iterator[tuple[Ids, Ids]]:
+        """The inputs and targets of windows of at most `context` inputs: each segment cut, every token of it a target once."""
+        for segment in self.segments:
+            for start in range(0, len(segment) - 1, context):
+                window = segment[start : start + context + 1]
+                yield window[:-1], window[1:]
 
 
 def text_segments(text: bytes, ends: Sequence[int], *, eval_bytes: int, segment_bytes: int) -> list[bytes]:

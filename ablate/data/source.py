@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 Ids = NDArray[Any]
 
+IGNORED = -100
+"""The target that torch's cross-entropy leaves out."""
+
 
 class TokenSource(Protocol):
     """A sequence of token ids."""

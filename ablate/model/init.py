@@ -8,21 +8,39 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ablate.registry import Positive, Registry
+from ablate.errors import ConfigError
+from ablate.model.linear import Embedding, ExpertLinear, Linear
+from ablate.registry import Count, Positive, Registry
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of the model, as an initialisation sees it."""
+
+    role: Literal["embedding", "hidden", "head"]
+    inputs: int
+    writes: bool  # onto the residual stream
+    layer: int  # 0, 1, ...; 0 outside of the blocks
+    depth: int
+    width: int  # of the model
 
 
 class Init:
     """The standard deviation of each matrix; values come from a normal distribution around 0."""
 
-    def linear_std(self, weight_OI: Tensor) -> float:
+    def std(self, matrix: Matrix) -> float:
         raise NotImplementedError
 
-    def embedding_std(self, weight_VD: Tensor) -> float:
-        raise NotImplementedError
+    def rate(self, matrix: Matrix) -> float:
+        """What multiplies the learning rate of AdamW for a matrix."""
+        return 1.0
 
 
 INIT: Registry[Init] = Registry("init")
@@ -33,13 +51,10 @@ class Normal(Init):
     """One standard deviation for every matrix (0.02 in GPT-2 and Llama)."""
 
     def __init__(self, *, std: Positive) -> None:
-        self.std = std
+        self._std = _finite("std", std)
 
-    def linear_std(self, weight_OI: Tensor) -> float:
-        return self.std
-
-    def embedding_std(self, weight_VD: Tensor) -> float:
-        return self.std
+    def std(self, matrix: Matrix) -> float:
+        return self._std
 
 
 @INIT.register("fan_in")
@@ -47,25 +62,97 @@ class FanIn(Init):
     """1 / sqrt(inputs) for linear layers, which keeps the scale of activations; one number for embeddings."""
 
     def __init__(self, *, embedding_std: Positive) -> None:
-        self._embedding_std = embedding_std
+        self._embedding_std = _finite("embedding_std", embedding_std)
 
-    def linear_std(self, weight_OI: Tensor) -> float:
-        return 1 / math.sqrt(weight_OI.shape[1])
+    def std(self, matrix: Matrix) -> float:
+        return self._embedding_std if matrix.role == "embedding" else 1 / math.sqrt(matrix.inputs)
 
-    def embedding_std(self, weight_VD: Tensor) -> float:
-        return self._embedding_std
+
+@INIT.register("gpt2")
+class ByDepth(Init):
+    """`std`, and std / sqrt(2 L) for matrices that write to the residual stream of L layers (GPT-2; Megatron-LM, arXiv 1909.08053)."""
+
+    def __init__(self, *, std: Positive) -> None:
+        self._std = _finite("std", std)
+
+    def std(self, matrix: Matrix) -> float:
+        return self._std / math.sqrt(2 * matrix.depth) if matrix.writes else self._std
+
+
+@INIT.register("depth_scaled")
+class ByLayer(Init):
+    """`std`, and std / sqrt(2 l) for matrices of layer l = 1, 2, ... that write to the residual stream (arXiv 1908.11365, section 4)."""
+
+    def __init__(self, *, std: Positive) -> None:
+        self._std = _finite("std", std)
+
+    def std(self, matrix: Matrix) -> float:
+        return self._std / math.sqrt(2 * (matrix.layer + 1)) if matrix.writes else self._std
+
+
+@INIT.register("small")
+class Small(Init):
+    """sqrt(2 / (5 D)) (SmallInit, arXiv 1910.05895), and 2 / (L sqrt(D)) for matrices that write to the residual stream (GPT-NeoX-20B)."""
+
+    def __init__(self) -> None:
+        pass
+
+    def std(self, matrix: Matrix) -> float:
+        if matrix.writes:
+            return 2 / (matrix.depth * math.sqrt(matrix.width))
+        return math.sqrt(2 / (5 * matrix.width))
+
+
+@INIT.register("mup")
+class MaximalUpdate(Init):
+    """muP for AdamW (arXiv 2203.03466, table 3): a model of width `base_width` starts and learns as with init=normal.
+
+    Hidden matrices: std * sqrt(base / inputs), learning rate times base / inputs. Head: std * base / inputs, the same rate. Embeddings as
+    they are. The paper's scores with 1 / H instead of 1 / sqrt(H) are an option of attention (scale).
+    """
+
+    def __init__(self, *, std: Positive, base_width: Count) -> None:
+        self._std, self.base_width = _finite("std", std), base_width
+
+    def std(self, matrix: Matrix) -> float:
+        shrink = self.base_width / matrix.inputs
+        return self._std * {"embedding": 1.0, "hidden": math.sqrt(shrink), "head": shrink}[matrix.role]
+
+    def rate(self, matrix: Matrix) -> float:
+        return 1.0 if matrix.role == "embedding" else self.base_width / matrix.inputs
+
+
+def _finite(name: str, value: float) -> float:
+    if math.isinf(value):
+        raise ConfigError.at(f"init.{name}", "must be finite")
+    return value
+
+
+MatrixModule = Linear | Embedding | ExpertLinear
+
+
+def matrices(model: nn.Module, depth: int, width: int) -> Iterator[tuple[str, MatrixModule, Matrix]]:
+    """Every matrix of a model by the name of its module."""
+    for name, module in model.named_modules():
+        if not isinstance(module, (Linear, Embedding, ExpertLinear)):
+            continue
+        parts = name.split(".")
+        layer = int(parts[1]) if parts[0] == "blocks" else 0
+        role: Literal["embedding", "hidden", "head"] = (
+            "embedding" if isinstance(module, Embedding) else "head" if name == "head.unembed" else "hidden"
+        )
+        writes = False if isinstance(module, Embedding) else module.writes
+        yield name, module, Matrix(role, module.weight.shape[-1], writes, layer, depth, width)
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, init: Init, seed: int) -> None:
+def initialise(model: nn.Module, init: Init, seed: int, *, depth: int, width: int) -> None:
     """Fills every matrix of a model on the CPU; the device's own generator is never used, so devices start equal."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            _normal(module.weight, init.linear_std(module.weight), f"{name}.weight", seed)
-            if module.bias is not None:
-                module.bias.zero_()
-        elif isinstance(module, nn.Embedding):
-            _normal(module.weight, init.embedding_std(module.weight), f"{name}.weight", seed)
+    for name, module, matrix in matrices(model, depth, width):
+        gain = 1.0 if isinstance(module, Embedding) else module.gain
+        _normal(module.weight, gain * init.std(matrix), f"{name}.weight", seed)
+        if not isinstance(module, Embedding) and module.bias is not None:
+            module.bias.zero_()
 
 
 def _normal(weight: Tensor, std: float, name: str, seed: int) -> None:

@@ -2,62 +2,176 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from ablate.model.attention import ATTENTION
+from ablate.errors import ConfigError
+from ablate.model.attention import ATTENTION, Attention
+from ablate.model.dropout import DROPOUT
+from ablate.model.embedding import EMBEDDING
 from ablate.model.ffn import FFN
 from ablate.model.head import HEAD
-from ablate.model.linear import Embedding
+from ablate.model.linear import Linear
+from ablate.model.mask import Reach, Visible, visible
 from ablate.model.norm import NORM
-from ablate.model.placement import PLACEMENT
+from ablate.model.placement import PLACEMENT, MakeNorm
 from ablate.model.position import POSITION, Position
+from ablate.model.residual import RESIDUAL, Block
+from ablate.registry import Options
 
 if TYPE_CHECKING:
-    from ablate.config import Config
+    from ablate.config import Config, LayerOptions
 
 
-class Block(nn.Module):
-    """Attention, then feed-forward, each on the residual stream as `placement` says."""
+class Auxiliary(NamedTuple):
+    """A loss that the model itself adds, by name, with its weight in the sum."""
 
-    def __init__(self, cfg: Config) -> None:
-        super().__init__()
-        dim = cfg.model.width
+    name: str
+    weight: float
+    value: Tensor
 
-        def make_norm() -> nn.Module:
-            return NORM.build(cfg.norm, dim)
 
-        attention = ATTENTION.build(cfg.attention, dim, cfg.model.heads)
-        self.head_dim = attention.head_dim
-        self.attention = PLACEMENT.build(cfg.placement, attention, make_norm)
-        self.ffn = PLACEMENT.build(cfg.placement, FFN.build(cfg.ffn, dim), make_norm)
+def router_losses(found):
+    return []
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        return self.ffn(self.attention(x_BTD, position))
+
+class Outputs(NamedTuple):
+    """What training needs: scores of the next token, what else is minimised, scores of tokens further on."""
+
+    logits_BTV: Tensor
+    auxiliary: list[Auxiliary]
+    future: list[Tensor]  # [k] scores at t the token t + 2 + k
+
+
+def make_norm_of(options: Options) -> MakeNorm:
+    return lambda dim: NORM.build(options, dim)
+
+
+def build_block(cfg: Config, options: LayerOptions, layer: int) -> Block:
+    """Attention and feed-forward, each where `placement` puts its norms, joined as `residual` says."""
+    dim, depth, dropout = cfg.model.width, cfg.model.depth, DROPOUT.build(cfg.dropout)
+    norm = make_norm_of(options.norm)
+    attention = ATTENTION.build(options.attention, dim, cfg.model.heads, cfg.model.context, layer, dropout.attention)
+    return RESIDUAL.build(
+        options.residual,
+        PLACEMENT.build(options.placement, attention, norm, dim, layer, depth),
+        PLACEMENT.build(options.placement, FFN.build(options.ffn, dim), norm, dim, layer, depth),
+        dim,
+        dropout.residual,
+    )
 
 
 class Transformer(nn.Module):
-    """tokens_BT -> logits_BTV in float32; logits at t depend on tokens up to t."""
+    """tokens_BT -> logits_BTV in float32; logits at t depend on tokens up to t.
 
-    def __init__(self, cfg: Config, vocab_size: int) -> None:
+    `max_tokens` is the longest sequence, at first that of training; a longer one needs the tables of more positions.
+    """
+
+    def __init__(self, cfg: Config, vocab_size: int, max_tokens: int | None = None) -> None:
         super().__init__()
-        dim = cfg.model.width
-        self.embedding = Embedding(vocab_size, dim)
-        blocks = [Block(cfg) for _ in range(cfg.model.depth)]
+        dim, layers = cfg.model.width, cfg.layer_options()
+        self.max_tokens = max_tokens or cfg.model.context
+        self.embedding = EMBEDDING.build(cfg.embedding, vocab_size, dim)
+        blocks = [build_block(cfg, options, layer) for layer, options in enumerate(layers)]
         self.blocks = nn.ModuleList(blocks)
-        self.position = POSITION.build(cfg.position, dim, blocks[0].head_dim, cfg.model.context)
-        self.norm = PLACEMENT.variant(cfg.placement.kind).final(lambda: NORM.build(cfg.norm, dim))
-        self.head = HEAD.build(cfg.head, dim, vocab_size)
+        self.attentions: list[Attention] = [block.attention.sublayer for block in blocks]
+        self._build_positions(cfg, [options.position for options in layers])
+        self.dropout = nn.Dropout(rate) if (rate := DROPOUT.build(cfg.dropout).embedding) else nn.Identity()
+        self.norm = PLACEMENT.variant(cfg.placement.kind).final(make_norm_of(cfg.norm), dim)
+        self.head = HEAD.build(cfg.head, dim, vocab_size, self.embedding.table.embedding_dim)
+        num_future = getattr(cfg.loss, "num_future", 0)
+        self.future = nn.ModuleList(FutureToken(cfg, layers[-1]) for _ in range(num_future))
+        _check_values(self.attentions)
+
+    def _build_positions(self, cfg: Config, options: Sequence[Options]) -> None:
+        """One module for all layers with the same position; only one that works on the embedded tokens also does so."""
+        made: dict[tuple[object, ...], int] = {}
+        self.position_of: list[int] = []
+        positions: list[Position] = []
+        for layer, (chosen, attention) in enumerate(zip(options, self.attentions, strict=True)):
+            position = POSITION.build(chosen, cfg.model.width, cfg.model.heads, attention.rotary_dim, self.max_tokens, cfg.model.context)
+            key = (chosen, attention.rotary_dim, layer if position.per_layer else None)
+            if key not in made:
+                made[key] = len(positions)
+                positions.append(position)
+            self.position_of.append(made[key])
+        self.positions = nn.ModuleList(positions)
+        if any(position.acts_on_embedding for position in positions) and len(positions) > 1:
+            message = "a position that works on the embedded tokens is one for all layers: a rule on position has no effect or no meaning"
+            raise ConfigError.at("layers", message)
+        rotates = any(type(position).rotate is not Position.rotate for position in positions)
+        if not rotates and any(getattr(attention, "qk_norm", None) and attention.qk_norm.after_rope for attention in self.attentions):
+            raise ConfigError.at("attention.qk_norm.order", "after_rope has no effect: this position rotates nothing")
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        x_BTD = self.position.embed(self.embedding(tokens_BT))
-        for block in self.blocks:
-            x_BTD = block(x_BTD, self.position)
-        return self.head(self.norm(x_BTD), self.embedding.weight)
+        return self.head(self.norm(self.states(tokens_BT)[0]), self.embedding.table.weight)
+
+    def run(self, tokens_BT: Tensor) -> Outputs:
+        """Scores, and everything else that training minimises."""
+        x_BTD, found = self.states(tokens_BT)
+        logits_BTV = self.head(self.norm(x_BTD), self.embedding.table.weight)
+        future = []
+        for ahead, module in enumerate(self.future, start=1):
+            embedded_BTD = self.embedding(tokens_BT.roll(-ahead, dims=1))
+            x_BTD = module(x_BTD, embedded_BTD, self.positions[self.position_of[-1]], self._visible(len(self.blocks) - 1, tokens_BT))
+            future.append(self.head(self.norm(x_BTD), self.embedding.table.weight))
+        return Outputs(logits_BTV, router_losses(found), future)
+
+    def states(self, tokens_BT: Tensor) -> tuple[Tensor, list[object]]:
+        """The residual stream after the last block, and what the feed-forward layers found out."""
+        if tokens_BT.shape[1] > self.max_tokens:
+            raise ValueError(f"{tokens_BT.shape[1]} tokens, and the model was built for {self.max_tokens}")
+        x_BTD = self.dropout(self.positions[0].embed(self.embedding(tokens_BT)))
+        first_value, found = None, []
+        for layer, block in enumerate(self.blocks):
+            position = self.positions[self.position_of[layer]]
+            x_BTD, value, stats = block(x_BTD, position, self._visible(layer, tokens_BT), first_value)
+            first_value = value if first_value is None else first_value
+            if stats is not None:
+                found.append(stats)
+        return x_BTD, found
+
+    def _visible(self, layer: int, tokens_BT: Tensor) -> Visible:
+        attention, position = self.attentions[layer], self.positions[self.position_of[layer]]
+        biased = type(position).bias is not Position.bias
+        flex = tokens_BT.device.type == "cuda" and not attention.dropout and (biased or not attention.plain)
+        return visible(attention.reach, tokens_BT.shape[1], tokens_BT.device, flex)
 
     def compile_blocks(self) -> None:
-        """Compiles the block once for all layers (they share code and guards), and the end of the model."""
+        """Compiles the block once for all layers of a kind (they share code and guards), and the end of the model."""
         for block in self.blocks:
             block.compile(fullgraph=True, dynamic=False)
         self.head.compile(fullgraph=True, dynamic=False)
+
+
+class FutureToken(nn.Module):
+    """One more layer that predicts one token further (DeepSeek-V3, arXiv 2412.19437, eq. 21 to 23): block(W [norm(h_t); norm(e_(t+1))])."""
+
+    def __init__(self, cfg: Config, options: LayerOptions) -> None:
+        super().__init__()
+        dim, norm = cfg.model.width, make_norm_of(options.norm)
+        self.state_norm, self.token_norm = norm(dim), norm(dim)
+        self.join = Linear(2 * dim, dim, bias=False)
+        self.block = build_block(cfg, options, 0)
+
+    def forward(self, x_BTD: Tensor, embedded_BTD: Tensor, position: Position, visible: Visible) -> Tensor:
+        both_BTD = self.join(torch.cat([self.state_norm(x_BTD), self.token_norm(embedded_BTD)], dim=-1))
+        state_BTD, *_ = self.block(both_BTD, position, visible, None)
+        return state_BTD
+
+
+def _check_values(attentions: list[Attention]) -> None:
+    mixing = [attention for attention in attentions if attention.gives_value]
+    if not mixing:
+        return
+    if len(attentions) == 1:
+        raise ConfigError.at("attention.value_residual", "has no effect in a model of one layer")
+    shapes = {(attention.kv_elements_per_token, attention.value_dim) for attention in attentions}
+    if len(shapes) > 1 or len(mixing) < len(attentions):
+        raise ConfigError.at("attention.value_residual", "needs the same heads of values in all layers")
+
+
+__all__ = ["FutureToken", "Outputs", "Reach", "Transformer"]

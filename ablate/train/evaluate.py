@@ -10,29 +10,47 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ablate.data import EvalSet
+from ablate.data import EvalSet, TaskEvalSet
 from ablate.data.batches import eval_batches
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`loss` in nats per token, `bits_per_byte` free of the tokenizer; None when the bytes are not known."""
+    """`loss` in nats per token, `bits_per_byte` free of the tokenizer; None when the bytes are not known.
+
+    `accuracy` is the share of a task's answers that the model puts first; None of text, where most tokens have no right answer.
+    """
 
     loss: float
     bits_per_byte: float | None
     tokens: int
+    accuracy: float | None = None
 
 
 def evaluate(
-    logits_of: Callable[[Tensor], Tensor], eval_set: EvalSet, *, context: int, batch_size: int, device: torch.device, grad: bool
+    logits_of: Callable[[Tensor], Tensor],
+    eval_set: EvalSet | TaskEvalSet,
+    *,
+    context: int,
+    batch_size: int,
+    device: torch.device,
+    grad: bool,
 ) -> Evaluation:
     """Scores every token of the set once. All batches have one shape, so a compiled model is compiled once; with `grad` it also
     runs the very graph that trains, and no second one is built."""
-    nats, tokens = 0.0, 0
+    nats, tokens, right = 0.0, 0, 0
     with torch.set_grad_enabled(grad):
         for inputs_BT, targets_BT in eval_batches(eval_set, context=context, batch_size=batch_size):
             logits_BTV = logits_of(inputs_BT.to(device)).detach()
-            nats += F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.to(device).flatten(), reduction="sum").item()
+            targets_BT = targets_BT.to(device)
+            nats += F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="sum").item()
+            right += num_right(logits_BTV, targets_BT)
             tokens += int((targets_BT != -100).sum())
     bits_per_byte = nats / math.log(2) / eval_set.bytes if eval_set.bytes else None
-    return Evaluation(loss=nats / tokens, bits_per_byte=bits_per_byte, tokens=tokens)
+    accuracy = right / tokens if isinstance(eval_set, TaskEvalSet) else None
+    return Evaluation(loss=nats / tokens, bits_per_byte=bits_per_byte, tokens=tokens, accuracy=accuracy)
+
+
+def num_right(logits_BTV: Tensor, targets_BT: Tensor) -> int:
+    """Targets that have the largest logit of their position; of -100 there is none."""
+    return int((logits_BTV.argmax(-1) == targets_BT).sum())
