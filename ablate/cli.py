@@ -66,7 +66,7 @@ def hydra_or_train(arguments: list[str]) -> int:
     cfg = parse_request(request)
     from ablate.train.launch import launch
 
-    return launch(cfg, overrides)
+    return launch(cfg, overrides, flags.config_dir)
 
 
 def split_flags(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -104,7 +104,7 @@ def ask_hydra(arguments: list[str]) -> int:
     import hydra
 
     from ablate.composition import HYDRA_VERSION_BASE
-    from ablate.config import conf_dir
+    from ablate.shipped import conf_dir
 
     end_with_the_pipe()
     sys.argv = ["ablate", *arguments]

@@ -23,8 +23,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ablate.config import Config, conf_dir, parse
+from ablate.config import Config, parse
 from ablate.errors import ConfigError, Problem, did_you_mean
+from ablate.shipped import conf_dir
 
 HYDRA_VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__ < "1.4" else {}
 """Hydra 1.4 warns when it is passed, 1.3 when it is not."""

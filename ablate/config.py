@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -62,13 +61,6 @@ OVERLAYS = ("stability", "scale")
 """Groups that set keys of others and leave none of their own. `arch` is one that leaves its name."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-def conf_dir() -> Path:
-    """The shipped conf folder: inside the installed package, else beside it in a checkout. Never the working directory's."""
-    package = Path(__file__).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
 
 
 class LayerOptions(NamedTuple):

@@ -22,10 +22,11 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from ablate.claim import Claim, owner_of
-from ablate.config import Config, conf_dir
+from ablate.config import AXES, Config
 from ablate.files import flat, read_json, read_metrics, read_object, read_yaml, write_json, write_text
+from ablate.shipped import conf_dir, shipped
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when the same config would train differently: old runs then no longer count as done."""
 
 State = Literal["running", "done", "failed", "stopped", "crashed"]
@@ -42,6 +43,7 @@ def canonical(cfg: Config, content_hash: str) -> dict[str, Any]:
     values["data"] = content_hash
     if "path" in values["tokenizer"]:
         del values["tokenizer"]["path"]  # its content is in the content hash
+    values["layers"] = {str(layer): change for layer, change in enumerate(cfg.layer_changes()) if change}  # not how rules say it
     del values["eval"]["bytes"], values["eval"]["segment_bytes"]  # so is the evaluation set
     return {"schema": SCHEMA, **values}
 
@@ -52,11 +54,12 @@ def run_hash(identity: Mapping[str, Any]) -> str:
 
 
 def slug(cfg: Config, baseline: Config) -> str:
-    """What a person reads: how a run differs from the shipped baseline, and its seed. The hash beside it makes it unique.
+    """What a person reads: the architecture, how a run differs from it as it is shipped (`baseline`), and its seed.
 
-    Two arms never share it: a name that is too long is cut and closed with a hash of the whole.
+    The hash beside it makes it unique. Two arms never share it: a name that is too long is cut and closed with a hash of the whole.
     """
-    text = re.sub(r"[^A-Za-z0-9.=_-]+", "-", "-".join(_differences(cfg, baseline)) or "baseline").strip("-")
+    named = [f"arch={cfg.arch}"] if cfg.arch != "none" else []
+    text = re.sub(r"[^A-Za-z0-9.=_-]+", "-", "-".join([*named, *_differences(cfg, baseline)]) or "baseline").strip("-")
     if len(text) > MAX_SLUG:
         text = f"{text[: MAX_SLUG - 7]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     return f"{text}-s{cfg.init_seed}" if cfg.init_seed == cfg.data_seed else f"{text}-i{cfg.init_seed}-d{cfg.data_seed}"
@@ -68,7 +71,7 @@ def _differences(cfg: Config, baseline: Config) -> Iterator[str]:
     unnamed = {*Config.not_identity, "init_seed", "data_seed"}
     for key in ours.keys() - unnamed:
         if isinstance(ours[key], dict) and ours[key].get("kind") != theirs[key].get("kind"):
-            theirs[key] = {"kind": theirs[key]["kind"], **_shipped(key, ours[key])}
+            theirs[key] = {"kind": theirs[key]["kind"], **_usual(key, ours[key])}
     values, usual = flat(ours), flat(theirs)
     for key, value in values.items():
         first, _, rest = key.partition(".")
@@ -78,17 +81,14 @@ def _differences(cfg: Config, baseline: Config) -> Iterator[str]:
         yield f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
-def _shipped(axis: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a variant's own YAML, as far as it gives them; what it leaves open counts as usual."""
-    shipped = read_yaml(conf_dir() / axis / f"{options['kind']}.yaml") or {}
-    usual = dict(options)
-    for name, value in options.items():
-        given = shipped.get(name, "???")
-        if isinstance(value, dict):
-            usual[name] = {"kind": "none"}  # a nested axis (attention.qk_norm)
-        elif given not in ("???", None) and not (isinstance(given, str) and "/" in given):
-            usual[name] = type(value)(given) if isinstance(value, (int, float)) and not isinstance(value, bool) else given
-    return {name: value for name, value in usual.items() if name != "kind"}
+def _usual(axis: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a variant as its own YAML gives them, typed; what that leaves open counts as usual."""
+    kind = options["kind"]
+    if not (conf_dir() / axis / f"{kind}.yaml").exists():  # a variant of the user's own
+        return {name: value for name, value in options.items() if name != "kind"}
+    given = {name: options[name] if value == "???" or "${" in str(value) else value for name, value in shipped(axis, kind).items()}
+    typed: dict[str, Any] = AXES[axis].options(kind).model_validate({"kind": kind, **given}).model_dump()
+    return {name: options[name] if value is None else value for name, value in typed.items() if name != "kind"}
 
 
 # --- one run

@@ -19,7 +19,7 @@ def test_the_wheel_works_away_from_the_checkout(tmp_path: Path) -> None:
     [wheel] = tmp_path.glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    where = [sys.executable, "-c", "import ablate.composition as c; print(c.conf_dir())"]
+    where = [sys.executable, "-c", "import ablate.shipped as c; print(c.conf_dir())"]
     found = subprocess.run(where, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout.strip()
     assert Path(found) == tmp_path / "site" / "ablate" / "conf"
     assert (tmp_path / "site" / "ablate" / "sweeps").is_dir()

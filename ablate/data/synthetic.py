@@ -226,30 +226,22 @@ class Dyck(Task):
         even("dyck", context)
 
     def examples(self, rows: int, context: int, draws: Draws) -> Examples:
-        opens = self._shapes(draws.share(context, rows))
-        kinds = draws.below(self.num_answers, context, rows)
-        after = np.where(opens, 1, -1).cumsum(0)
-        levels, places = np.where(opens, after - 1, after), np.arange(context)[:, None]
-        for level in range(int(levels.max()) + 1):  # a bracket closes the last one that was opened at its level
-            here = levels == level
-            partners = np.maximum.accumulate(np.where(here & opens, places, 0), axis=0)
-            kinds = np.where(here, np.take_along_axis(kinds, partners, 0), kinds)
-        words = np.where(opens, kinds, self.num_answers + kinds)
-        targets = np.full((rows, context), IGNORED, np.int64)
-        targets[:, :-1] = np.where(opens[1:], IGNORED, words[1:]).T
-        return np.ascontiguousarray(words.T), targets
-
-    def _shapes(self, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Which brackets open, [context, rows]: a walk from depth 0 to depth 0, all such walks equally likely."""
-        context, rows = shares.shape
         if context not in self._chances:
             self._chances[context] = chances_to_open(context, self.max_depth)
-        chances, depth = self._chances[context], np.zeros(rows, np.int64)
-        opens = np.empty(shares.shape, np.bool_)
-        for place, share in enumerate(shares):
-            opens[place] = share < chances[place, depth]
-            depth += np.where(opens[place], 1, -1)
-        return opens
+        depth, row = np.zeros(rows, np.int64), np.arange(rows)
+        open_kinds = np.zeros((rows, self.max_depth + 1), np.int64)
+        words, closes = np.empty((context, rows), np.int64), np.empty((context, rows), np.bool_)
+        drawn = zip(draws.share(context, rows), draws.below(self.num_answers, context, rows), self._chances[context], strict=True)
+        for place, (share, kind, chances) in enumerate(drawn):
+            closing = share >= chances[depth]
+            depth -= closing
+            kind = np.where(closing, open_kinds[row, depth], kind)
+            open_kinds[row, depth] = kind
+            words[place], closes[place] = kind + self.num_answers * closing, closing
+            depth += ~closing
+        targets = np.full((rows, context), IGNORED, np.int64)
+        targets[:, :-1] = np.where(closes[1:], words[1:], IGNORED).T
+        return np.ascontiguousarray(words.T), targets
 
 
 def chances_to_open(length: int, max_depth: int) -> NDArray[np.float64]:

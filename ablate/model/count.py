@@ -37,16 +37,16 @@ class Counts:
 
 def count(model: Transformer, context: int) -> Counts:
     """Counts a model; one on the meta device costs no memory. FLOPs are those of a sequence of `context` tokens."""
-    tokens = torch.zeros(1, context, dtype=torch.long, device=model.embedding.weight.device)
+    tokens = torch.zeros(1, context, dtype=torch.long, device=model.embedding.table.weight.device)
     # Plain operators: the counter does not know the fused attention of every device, and would count it as nothing.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(tokens)
-    ffns = [module for module in model.modules() if isinstance(module, FeedForward)]
+    ffns: list[FeedForward] = [block.ffn.sublayer for block in model.blocks]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Counts(
         parameters=parameters,
         embedding=sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)),
-        active=parameters,
+        active=parameters - sum(ffn.inactive_parameters for ffn in ffns),
         flops_per_token=counter.get_total_flops() / context,
         kv_elements_per_token=sum(module.kv_elements_per_token for module in model.modules() if isinstance(module, Attention)),
         ffn_width=ffns[0].width,

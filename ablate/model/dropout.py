@@ -18,6 +18,10 @@ class Dropout:
     def __init__(self, attention: float = 0.0, residual: float = 0.0, embedding: float = 0.0) -> None:
         self.attention, self.residual, self.embedding = attention, residual, embedding
 
+    @property
+    def active(self) -> bool:
+        return bool(self.attention or self.residual or self.embedding)
+
 
 DROPOUT: Registry[Dropout] = Registry("dropout")
 
@@ -36,5 +40,5 @@ class StandardDropout(Dropout):
 
     def __init__(self, *, attention: Rate, residual: Rate, embedding: Rate) -> None:
         super().__init__(attention, residual, embedding)
-        if not (attention or residual or embedding):
+        if not self.active:
             raise ConfigError.at("dropout", "with all rates 0 it has no effect: choose dropout=none")

@@ -53,7 +53,7 @@ class ExpertLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_experts, out_features)) if bias else None
 
     def forward(self, x_RI: Tensor, rows: Rows) -> Tensor:
-        device = x_RI.device.type
+        device = "cuda" if x_RI.is_cuda else "cpu"  # the meta device has no autocast of its own
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.weight.dtype
         y_RO = grouped_product(x_RI.to(dtype), self.weight.to(dtype).transpose(1, 2), rows.ends_E)
         # An embedding, as its gradient is summed in a fixed order on every device.

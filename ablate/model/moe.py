@@ -135,7 +135,7 @@ class MoE(FeedForward):
     def logits(self, x_ND: Tensor) -> Tensor:
         """In float32, under autocast too: rounding here changes which experts are chosen (arXiv 2101.03961, section 2.4)."""
         bias = None if self.router.bias is None else self.router.bias.float()
-        with torch.autocast(x_ND.device.type, enabled=False):
+        with torch.autocast("cuda" if x_ND.is_cuda else "cpu", enabled=False):
             return F.linear(x_ND.float(), self.router.weight.float(), bias)
 
     def choose(self, score_NE: Tensor) -> tuple[Tensor, Tensor]:

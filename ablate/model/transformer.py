@@ -15,11 +15,12 @@ from ablate.model.embedding import EMBEDDING
 from ablate.model.ffn import FFN
 from ablate.model.head import HEAD
 from ablate.model.linear import Linear
-from ablate.model.mask import Reach, Visible, visible
+from ablate.model.mask import Visible, visible
+from ablate.model.moe import router_loss_weights, router_losses
 from ablate.model.norm import NORM
 from ablate.model.placement import PLACEMENT, MakeNorm
 from ablate.model.position import POSITION, Position
-from ablate.model.residual import RESIDUAL, Block
+from ablate.model.residual import RESIDUAL, Block, Found
 from ablate.registry import Options
 
 if TYPE_CHECKING:
@@ -34,16 +35,13 @@ class Auxiliary(NamedTuple):
     value: Tensor
 
 
-def router_losses(found):
-    return []
-
-
 class Outputs(NamedTuple):
     """What training needs: scores of the next token, what else is minimised, scores of tokens further on."""
 
     logits_BTV: Tensor
     auxiliary: list[Auxiliary]
     future: list[Tensor]  # [k] scores at t the token t + 2 + k
+    found: list[Found]  # by the feed-forward layers: the statistics of their routers
 
 
 def make_norm_of(options: Options) -> MakeNorm:
@@ -73,7 +71,7 @@ class Transformer(nn.Module):
     def __init__(self, cfg: Config, vocab_size: int, max_tokens: int | None = None) -> None:
         super().__init__()
         dim, layers = cfg.model.width, cfg.layer_options()
-        self.max_tokens = max_tokens or cfg.model.context
+        self.width, self.max_tokens = dim, max_tokens or cfg.model.context
         self.embedding = EMBEDDING.build(cfg.embedding, vocab_size, dim)
         blocks = [build_block(cfg, options, layer) for layer, options in enumerate(layers)]
         self.blocks = nn.ModuleList(blocks)
@@ -82,8 +80,8 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(rate) if (rate := DROPOUT.build(cfg.dropout).embedding) else nn.Identity()
         self.norm = PLACEMENT.variant(cfg.placement.kind).final(make_norm_of(cfg.norm), dim)
         self.head = HEAD.build(cfg.head, dim, vocab_size, self.embedding.table.embedding_dim)
-        num_future = getattr(cfg.loss, "num_future", 0)
-        self.future = nn.ModuleList(FutureToken(cfg, layers[-1]) for _ in range(num_future))
+        self.future = nn.ModuleList(FutureToken(cfg, layers[-1]) for _ in range(cfg.num_future))
+        self.loss_weights = router_loss_weights(self)
         _check_values(self.attentions)
 
     def _build_positions(self, cfg: Config, options: Sequence[Options]) -> None:
@@ -116,11 +114,14 @@ class Transformer(nn.Module):
         future = []
         for ahead, module in enumerate(self.future, start=1):
             embedded_BTD = self.embedding(tokens_BT.roll(-ahead, dims=1))
-            x_BTD = module(x_BTD, embedded_BTD, self.positions[self.position_of[-1]], self._visible(len(self.blocks) - 1, tokens_BT))
+            around = self.positions[self.position_of[-1]], self._visible(len(self.blocks) - 1, tokens_BT)
+            x_BTD, stats = module(x_BTD, embedded_BTD, *around)
+            found += [] if stats is None else [stats]
             future.append(self.head(self.norm(x_BTD), self.embedding.table.weight))
-        return Outputs(logits_BTV, router_losses(found), future)
+        auxiliary = [Auxiliary(name, self.loss_weights[name], value) for name, value in router_losses(found).items()]
+        return Outputs(logits_BTV, auxiliary, future, found)
 
-    def states(self, tokens_BT: Tensor) -> tuple[Tensor, list[object]]:
+    def states(self, tokens_BT: Tensor) -> tuple[Tensor, list[Found]]:
         """The residual stream after the last block, and what the feed-forward layers found out."""
         if tokens_BT.shape[1] > self.max_tokens:
             raise ValueError(f"{tokens_BT.shape[1]} tokens, and the model was built for {self.max_tokens}")
@@ -157,10 +158,10 @@ class FutureToken(nn.Module):
         self.join = Linear(2 * dim, dim, bias=False)
         self.block = build_block(cfg, options, 0)
 
-    def forward(self, x_BTD: Tensor, embedded_BTD: Tensor, position: Position, visible: Visible) -> Tensor:
+    def forward(self, x_BTD: Tensor, embedded_BTD: Tensor, position: Position, visible: Visible) -> tuple[Tensor, Found]:
         both_BTD = self.join(torch.cat([self.state_norm(x_BTD), self.token_norm(embedded_BTD)], dim=-1))
-        state_BTD, *_ = self.block(both_BTD, position, visible, None)
-        return state_BTD
+        state_BTD, _, stats = self.block(both_BTD, position, visible, None)
+        return state_BTD, stats
 
 
 def _check_values(attentions: list[Attention]) -> None:
@@ -172,6 +173,3 @@ def _check_values(attentions: list[Attention]) -> None:
     shapes = {(attention.kv_elements_per_token, attention.value_dim) for attention in attentions}
     if len(shapes) > 1 or len(mixing) < len(attentions):
         raise ConfigError.at("attention.value_residual", "needs the same heads of values in all layers")
-
-
-__all__ = ["FutureToken", "Outputs", "Reach", "Transformer"]

@@ -23,10 +23,10 @@ from ablate.config import Config
 from ablate.data import vocab_size
 from ablate.errors import ConfigError, Problem, did_you_mean
 from ablate.model.transformer import Transformer
-from ablate.pretrained import layernorm
+from ablate.pretrained import gemma, layernorm, rmsnorm
 from ablate.pretrained.tables import Family, convert, sources
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in layernorm.FAMILIES}
+FAMILIES: dict[str, Family] = {family.model_type: family for module in (layernorm, rmsnorm, gemma) for family in module.FAMILIES}
 """The families that can be loaded, by the model_type of config.json."""
 
 
@@ -61,12 +61,9 @@ def fill(model: Transformer, family: Family, config: Mapping[str, Any], tensors:
     """Puts a checkpoint's tensors into the model: each of theirs has a place, each of ours a value."""
     ours = convert(family, config, tensors)
     expected = model.state_dict()
-    problems = [
-        Problem(name, f"has no value in the checkpoint; it comes from {sources(family, config, name)}")
-        for name in expected
-        if name not in ours
-    ]
-    problems += [Problem(name, "is in the checkpoint, and the model of its config.json has no such tensor") for name in ours.keys() - expected]
+    missing, beyond = [name for name in expected if name not in ours], [name for name in ours if name not in expected]
+    problems = [Problem(name, f"has no value in the checkpoint; it comes from {sources(family, config, name)}") for name in missing]
+    problems += [Problem(name, "is in the checkpoint, and a model of its config.json has no such tensor") for name in beyond]
     for name in ours.keys() & expected.keys():
         if ours[name].shape != expected[name].shape:
             shapes = f"{tuple(ours[name].shape)} in the checkpoint, {tuple(expected[name].shape)} by its config.json"

@@ -11,6 +11,7 @@
     rule(r"...query_key_value\\.(weight|bias)", r"...q.\\2", r"...k.\\2", r"...v.\\2", op=per_head(heads, H, H, H))
     rule(r"...experts\\.(\\d+)\\.w1\\.weight", r"blocks.\\1.ffn.sublayer.experts.gate.weight[\\2]")   # stacked by that index
     skip(r"...")                               # a buffer that we compute ourselves
+    constant(r"...", 1.0)                      # what we do without while it has this value
     tied(r"lm_head\\.weight", r"embedding.table.weight")   # another name of the same tensor: one may be missing, both must be equal
     fold(r"...", r"positions.0.table.weight")  # is added (broadcast) to that tensor; gradients leave it out
 
@@ -19,7 +20,7 @@ same but for `scaled` and `fold`: if ours = A theirs, then theirs' gradient is A
 
 HfConfig is a read-only mapping of config.json that asks: `hf["hidden_size"]` is an error of the person when it is missing,
 `hf.get(key, default)` names the family's default, `hf.only(key, allowed, default)` refuses what our model cannot hold.
-`sizes`, `feed_forward`, `rope`, `layer_rule` write the overrides that many families share.
+`sizes`, `feed_forward`, `activation`, `key_heads`, `rope`, `changed`, `layers_where` write the overrides that many families share.
 """
 
 from __future__ import annotations
@@ -86,14 +87,19 @@ def alternate(parts: int = 2, dim: int = 0) -> Operation:
 
 def halved(heads: int, head_dim: int, rotary: int | None = None, offset: int = 0) -> Operation:
     """Rows of rotated pairs (2i, 2i+1) -> (i, i + rotary/2), in each head, for `rotary` features from `offset` on."""
-    width = head_dim if rotary is None else rotary
-    pairs = torch.arange(width).unflatten(0, (-1, 2)).T.flatten() + offset
-    order = torch.cat([torch.arange(offset), pairs, torch.arange(offset + width, head_dim)])
+    order = pair_order(head_dim, rotary, offset)
 
     def move(tensor: Tensor) -> tuple[Tensor, ...]:
         return (tensor.unflatten(0, (heads, head_dim)).index_select(1, order.to(tensor.device)).flatten(0, 1),)
 
     return linear(move)
+
+
+def pair_order(head_dim: int, rotary: int | None = None, offset: int = 0) -> Tensor:
+    """ours[i] = theirs[order[i]] for the features of one head: 0, 2, 4, ..., 1, 3, 5, ... (`reordered` applies it to a norm's weight)."""
+    width = head_dim if rotary is None else rotary
+    pairs = torch.arange(width).unflatten(0, (-1, 2)).T.flatten() + offset
+    return torch.cat([torch.arange(offset), pairs, torch.arange(offset + width, head_dim)])
 
 
 def reordered(order: Tensor, *dims: int) -> Operation:
@@ -110,6 +116,11 @@ def reordered(order: Tensor, *dims: int) -> Operation:
 def without_first(count: int) -> Operation:
     """Leaves out the first rows: places of a position table that no token takes."""
     return linear(lambda tensor: (tensor[count:],))
+
+
+def only_first(count: int) -> Operation:
+    """Keeps the first rows."""
+    return linear(lambda tensor: (tensor[:count],))
 
 
 def shaped(*shape: int) -> Operation:
@@ -161,6 +172,7 @@ class Rule:
     op: Operation = copy
     tied: bool = False
     folded: bool = False
+    value: float | None = None
 
 
 def rule(pattern: str, *targets: str, op: Operation = copy) -> Rule:
@@ -173,9 +185,14 @@ def skip(pattern: str) -> Rule:
     return Rule(pattern, ())
 
 
-def tied(pattern: str, target: str) -> Rule:
+def constant(pattern: str, value: float) -> Rule:
+    """What our model does without as long as it has this value everywhere."""
+    return Rule(pattern, (), value=value)
+
+
+def tied(pattern: str, target: str, op: Operation = copy) -> Rule:
     """Another name of a tensor that another rule gives; where both are there they must be equal."""
-    return Rule(pattern, (target,), tied=True)
+    return Rule(pattern, (target,), op, tied=True)
 
 
 def fold(pattern: str, target: str, op: Operation = copy) -> Rule:
@@ -219,6 +236,8 @@ def convert(family: Family, config: Mapping[str, Any], tensors: Mapping[str, Ten
         if matched is None or match is None:
             unknown.append(name)
             continue
+        if matched.value is not None and not gradients and bool((tensor != matched.value).any()):
+            raise ConfigError.at(name, f"must be {matched.value:g}, which is what our model has in its place")
         if not matched.targets or (gradients and matched.folded):
             continue
         try:
@@ -277,10 +296,10 @@ def sources(family: Family, config: Mapping[str, Any], target: str) -> str:
 
 def readable(pattern: str, values: Mapping[int, str]) -> str:
     """A pattern as a name: its groups with their values, without what may be left out."""
-    text = re.sub(r"\(\?:[^()]*\)\?", "", pattern)
-    for number in range(1, 1 + len(re.findall(r"\([^?]", text))):
-        text = re.sub(r"\([^?][^()]*\)", values.get(number, "*"), text, count=1)
-    return text.replace("\\", "")
+    name = re.sub(r"\(\?:[^()]*\)\?", "", pattern)
+    for number in range(1, 1 + len(re.findall(r"\([^?]", name))):
+        name = re.sub(r"\([^?][^()]*\)", values.get(number, "*"), name, count=1)
+    return name.replace("\\", "")
 
 
 def stack_index(target: str) -> tuple[str, int | None]:
@@ -360,16 +379,49 @@ def sizes(
     ]
 
 
-def kv_heads(hf: HfConfig, count: int, heads: int) -> list[str]:
-    """The variant that has `count` key heads: one is mqa, as many as heads mha."""
-    if count == heads:
-        return ["attention=mha"]
-    return ["attention=mqa"] if count == 1 else ["attention=gqa", f"attention.kv_heads={count}"]
-
-
 def feed_forward(width: int, inner: int, *, gated: bool) -> list[str]:
     """A layer of exactly `inner` features."""
     return [f"ffn.ratio={inner}/{width}", "ffn.multiple_of=1", *(["ffn.glu_factor=1"] if gated else [])]
+
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""transformers' word for an activation -> our ffn variant of two matrices."""
+
+
+def activation(hf: HfConfig, key: str, default: str, usual: str) -> list[str]:
+    """The ffn of a config's activation, where it is not the arch's own."""
+    word = hf.only(key, list(ACTIVATIONS), default)
+    return changed("ffn.kind", ACTIVATIONS.get(word, usual), usual)
+
+
+def key_heads(count: int, heads: int, usual: str) -> list[str]:
+    """The kind of attention that has `count` key heads, where it is not the arch's own (`usual`), and kv_heads."""
+    kind = "mha" if count == heads else "mqa" if count == 1 else "gqa"
+    grouped = [f"attention.kv_heads={count}"] if kind == "gqa" else ["~attention.kv_heads"] if usual == "gqa" else []
+    return [*changed("attention.kind", kind, usual), *grouped]
+
+
+def changed(key: str, value: Any, usual: Any) -> list[str]:
+    """An override where a checkpoint differs from its arch: what does not differ stays the arch's, so that parity proves it."""
+    return [] if value == usual else [option(key, value)]
+
+
+def layers_where(name: str, layers: Sequence[int], usual: Sequence[int]) -> list[str]:
+    """The rule `name` of the arch for these layers; `usual` are those that it has by itself."""
+    if list(layers) == list(usual):
+        return []
+    if not layers:
+        return [f"~layers.{name}"]
+    return [f"~layers.{name}.where", f"layers.{name}.where.layers={text(list(layers))}"]
 
 
 def text(value: Any) -> str:
@@ -388,14 +440,6 @@ def text(value: Any) -> str:
 def option(key: str, value: Any) -> str:
     """One override."""
     return f"{key}={text(value)}"
-
-
-def layer_rule(name: str, layers: Sequence[int], options: Mapping[str, Any]) -> list[str]:
-    """A rule of the layers axis for the listed layers; nothing when there are none. `layers=none` comes first, once."""
-    if not layers:
-        return []
-    where = f"layers.{name}.where.layers={text(list(layers))}"
-    return [where, *(f"layers.{name}.set.{key}={text(value)}" for key, value in options.items())]
 
 
 def rope_parameters(hf: HfConfig, theta: float = 10000.0, layer_type: str | None = None) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def _runs(path: Path) -> Iterator[Path]:
 
 
 def _options(kind: str, directory: Path, typed: dict[str, str]) -> Options:
-    from ablate.config import conf_dir  # late: it imports torch
+    from ablate.shipped import conf_dir
 
     model = TRACKER.options(kind)
     values: dict[str, Any] = yaml.safe_load((conf_dir() / "tracker" / f"{kind}.yaml").read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -30,7 +31,7 @@ SUCCESS, FAILURE, COME_BACK = 0, 1, 75
 """Exit codes: done; failed or crashed; stopped, or owned by another process (EX_TEMPFAIL: the same command goes on later)."""
 
 
-def launch(cfg: Config, overrides: list[str]) -> int:
+def launch(cfg: Config, overrides: list[str], config_dir: str | None = None) -> int:
     """Trains the run of a config unless it is done, and prints its result. Returns the exit code."""
     console = plain_console()
     find_device(cfg)
@@ -43,7 +44,7 @@ def launch(cfg: Config, overrides: list[str]) -> int:
         cache_dir=cache_dir(cfg),
         say=console.print,
     )
-    shipped = compose()
+    shipped = compose([f"arch={cfg.arch}"], config_dir=config_dir)
     identity = canonical(cfg, data.content_hash)
     directory = run_directory(cfg, identity, shipped)
     try:
@@ -69,6 +70,8 @@ def launch(cfg: Config, overrides: list[str]) -> int:
             run.close()
     finally:
         if read_status(directory).get("state") == "done":
+            if cfg.arch != "none" and same_architecture(cfg, shipped):  # the published one itself: against our baseline
+                shipped, overrides = compose(), [text for text in overrides if text.lstrip("+") != f"arch={cfg.arch}"]
             console.print(comparison(cfg.results_dir, identity, baseline_identity(cfg, shipped, data), baseline_command(overrides)))
 
 
@@ -226,13 +229,19 @@ def result(directory: Path) -> str:
     return f"{loss}; {work}, {found['flop_utilisation']:.0%} of the FLOPs of a matrix product"
 
 
-def baseline_identity(cfg: Config, shipped: Config, data: Dataset) -> dict[str, Any]:
-    """The identity of this run with every architecture axis at the shipped baseline, and all else as it is."""
-    return canonical(cfg.model_copy(update={axis: getattr(shipped, axis) for axis in ARCHITECTURE}), data.content_hash)
+def same_architecture(cfg: Config, other: Config) -> bool:
+    """Whether two configs choose alike on every axis of architecture."""
+    return all(getattr(cfg, axis) == getattr(other, axis) for axis in (*ARCHITECTURE, "layers"))
+
+
+def baseline_identity(cfg: Config, baseline: Config, data: Dataset) -> dict[str, Any]:
+    """The identity of this run with every architecture axis at the baseline's, and all else as it is."""
+    changes = {axis: getattr(baseline, axis) for axis in (*ARCHITECTURE, "layers")}
+    return canonical(cfg.model_copy(update=changes), data.content_hash)
 
 
 def baseline_command(overrides: list[str]) -> str:
     """The command of the baseline: what was typed, less the choices of architecture."""
-    axes = {*ARCHITECTURE, "stability", "rerun"}
-    kept = [text.lstrip("+") for text in overrides if text.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0] not in axes]
+    axes = {*ARCHITECTURE, "layers", "stability", "rerun"}
+    kept = [text.lstrip("+") for text in overrides if re.split(r"[=.@/]", text.lstrip("+~"))[0] not in axes]
     return " ".join(["python -m ablate", *map(shlex.quote, kept)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import signal
@@ -25,7 +26,10 @@ from ablate.environment import DTYPES, matmul_peak
 from ablate.errors import ConfigError
 from ablate.files import write_json
 from ablate.model.count import Counts, count
-from ablate.model.transformer import Transformer
+from ablate.model.dropout import DROPOUT
+from ablate.model.init import INIT
+from ablate.model.moe import update_selection_bias
+from ablate.model.transformer import Outputs, Transformer
 from ablate.runs import Run
 from ablate.train import checkpoint
 from ablate.train.evaluate import Evaluation, evaluate
@@ -69,12 +73,13 @@ class Training:
     counts: Counts
     compiled: bool
     peak_flops: float  # per second, of a matrix product of this dtype, measured here
-    loss: Callable[[Tensor, Tensor], tuple[Tensor, Parts]]
+    loss: Callable[[Outputs, Tensor], tuple[Tensor, Parts]]
     lr: float  # the peak rate, of all optimisers
     optimizers: list[Optimizer]
     schedule: Schedule
     batches: Batches
     data: Dataset
+    drops: bool  # dropout is on while it trains
     step: int = 0
     seconds: float = 0.0  # spent in steps, over all starts
     mark: tuple[int, float] = (0, math.inf)  # an evaluation at least a tenth of the run ago: its step and loss
@@ -111,10 +116,11 @@ def build(cfg: Config, data: Dataset) -> Training:
         peak_flops=matmul_peak(device, DTYPES[cfg.dtype]),
         loss=torch.compile(loss.__call__, fullgraph=True, dynamic=False) if compiled else loss,
         lr=optim.lr,
-        optimizers=optim.optimizers(model),
+        optimizers=optim.optimizers(model, INIT.build(cfg.init)),
         schedule=SCHEDULE.build(cfg.schedule),
         batches=Batches(data.train, context=cfg.model.context, batch_size=cfg.train.batch_size, data_seed=cfg.data_seed),
         data=data,
+        drops=DROPOUT.build(cfg.dropout).active,
     )
 
 
@@ -191,19 +197,25 @@ def train_step(training: Training) -> dict[str, float]:
     inputs_BT, targets_BT = training.batches(training.step)
     micro = cfg.train.micro_batch_size
     parts: dict[str, Tensor] = {}
+    loads: list[list[Tensor]] = []
+    if training.drops:
+        torch.manual_seed(step_seed(cfg.init_seed, training.step))  # so that a resumed run drops the same
     for inputs, targets in zip(inputs_BT.split(micro), targets_BT.split(micro), strict=True):
         share = len(inputs) / len(inputs_BT)
         with autocast(training):
-            total, found = training.loss(training.model(inputs.to(training.device)), targets.to(training.device))
+            outputs = training.model.run(inputs.to(training.device))
+            total, found = training.loss(outputs, targets.to(training.device))
         (total * share).backward()
         parts = {name: parts.get(name, 0) + part.detach() * share for name, part in found.items()}
+        loads.append([stats.load_E for stats in outputs.found])
     grad_norm = nn.utils.clip_grad_norm_(training.model.parameters(), cfg.train.grad_clip, foreach=True)
     lr = training.lr * training.schedule.factor(training.step, cfg.steps)
     for optimizer in training.optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["rate"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    update_selection_bias(training.model, [sum(layer) for layer in zip(*loads, strict=True)])  # type: ignore[misc]
     losses = {name: value.item() for name, value in parts.items()}
     training.step += 1
     seconds = time.perf_counter() - start
@@ -219,6 +231,11 @@ def train_step(training: Training) -> dict[str, float]:
         "tokens_per_second": cfg.batch_tokens / seconds,
         "flop_utilisation": utilisation(training, cfg.batch_tokens / seconds),
     }
+
+
+def step_seed(seed: int, step: int) -> int:
+    """A seed for the random numbers of one step."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/step {step}".encode()).digest()[:8], "big") >> 1
 
 
 def utilisation(training: Training, tokens_per_second: float) -> float:
@@ -239,15 +256,19 @@ def evaluation_steps(cfg: Config) -> set[int]:
 
 
 def evaluate_now(training: Training) -> Evaluation:
-    with autocast(training):
-        return evaluate(
-            training.model,
-            training.data.eval_set,
-            context=training.cfg.model.context,
-            batch_size=training.cfg.train.micro_batch_size,
-            device=training.device,
-            grad=training.compiled,
-        )
+    training.model.train(not training.drops)
+    try:
+        with autocast(training):
+            return evaluate(
+                training.model,
+                training.data.eval_set,
+                context=training.cfg.model.context,
+                batch_size=training.cfg.train.micro_batch_size,
+                device=training.device,
+                grad=training.compiled,
+            )
+    finally:
+        training.model.train()
 
 
 def evaluation_row(training: Training, evaluation: Evaluation) -> dict[str, float | int]:

@@ -10,8 +10,9 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from ablate.composition import compose, conf_dir
+from ablate.composition import compose
 from ablate.config import ARCHITECTURE, AXES, Config, build_model, parse
+from ablate.shipped import conf_dir, shipped
 from ablate.model.transformer import Transformer
 from ablate.train.loss import LOSS
 
@@ -24,16 +25,8 @@ def yaml_words(group: str) -> list[str]:
 
 
 def yaml_of(group: str, word: str) -> dict[str, Any]:
-    """What a YAML gives its group; a line of its defaults list, `/norm@qk_norm: none`, is a key too and gives that YAML."""
-    values = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{word}.yaml"))
-    assert isinstance(values, dict)
-    given = {str(key): value for key, value in values.items() if key != "defaults"}
-    for item in values.get("defaults", []):
-        if isinstance(item, dict):
-            [(target, choice)] = item.items()
-            nested, _, key = target.lstrip("/").partition("@")
-            given[key] = yaml_of(nested, choice)
-    return given
+    """What a YAML gives its group, nested variants and inherited values too."""
+    return shipped(group, word)
 
 
 @cache
@@ -46,11 +39,12 @@ def composed(*overrides: str) -> Config:
 
 @cache
 def small(*choices: str) -> Config:
-    """The same at once: `axis=word` puts that YAML in its place, as Hydra does (a test compares the two)."""
-    by_hydra = [choice for choice in choices if choice.partition("=")[0] not in AXES]
-    values = composed(*by_hydra).model_dump()
-    for axis, _, word in (choice.partition("=") for choice in choices if choice not in by_hydra):
-        values[axis] = yaml_of(axis, word)
+    """The same at once: `axis=word` puts that YAML in its place, `axis/nested=word` too, as Hydra does (a test compares the two)."""
+    at_once = [choice for choice in choices if choice.partition("=")[0].partition("/")[0] in AXES]
+    values = composed(*(choice for choice in choices if choice not in at_once)).model_dump()
+    for place, _, word in (choice.partition("=") for choice in at_once):
+        *path, last = place.split("/")
+        reduce(lambda section, part: section[part], path, values)[last] = yaml_of(place, word)
     return parse(values)
 
 
@@ -62,7 +56,12 @@ def changed(cfg: Config, key: str, value: object) -> Config:
     return parse(values)
 
 
-CHOICES = [f"{axis}={word}" for axis in ARCHITECTURE for word in yaml_words(axis)]
+def nested_groups() -> list[str]:
+    """Groups within axes, as attention/qk_norm."""
+    return sorted(str(path.relative_to(conf_dir())) for axis in ARCHITECTURE for path in (conf_dir() / axis).iterdir() if path.is_dir())
+
+
+CHOICES = [f"{group}={word}" for group in [*ARCHITECTURE, *nested_groups()] for word in yaml_words(group)]
 """Every choice on every architecture axis, found in conf/ without being asked."""
 
 STABILITY = [f"stability={word}" for word in yaml_words("stability")]
@@ -104,13 +103,14 @@ def random_model(cfg: Config, seed: int = 0) -> Transformer:
     return model
 
 
-def loss_of(cfg: Config, model: nn.Module) -> Tensor:
+def loss_of(cfg: Config, model: Transformer) -> Tensor:
     """What training would minimise on the tokens of `tokens_of`."""
-    total, _ = LOSS.build(cfg.loss)(model(tokens_of(cfg)), targets_of(cfg))
+    torch.manual_seed(0)  # of dropout
+    total, _ = LOSS.build(cfg.loss)(model.run(tokens_of(cfg)), targets_of(cfg))
     return total
 
 
-def gradients_of(cfg: Config, model: nn.Module) -> dict[str, Tensor | None]:
+def gradients_of(cfg: Config, model: Transformer) -> dict[str, Tensor | None]:
     """A gradient for each parameter, by name; None where there is none."""
     model.zero_grad(set_to_none=True)
     loss_of(cfg, model).backward()

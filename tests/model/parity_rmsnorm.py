@@ -119,26 +119,31 @@ TIED: dict[str, Any] = {"tie_word_embeddings": True}
 GEMMA: dict[str, Any] = {**TIED, "head_dim": 32}
 
 
+T5: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
+    "d_kv": 16,
+    "d_ff": 96,
+    "num_layers": 1,
+    "num_decoder_layers": 4,
+    "num_heads": 4,
+    "n_positions": TOKENS,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "layer_norm_epsilon": EPS,
+    "dropout_rate": 0.0,
+    "attn_implementation": "eager",
+}
+
+
 def t5() -> nn.Module:
     """T5 1.1 with the head of T5: tied, and its input divided by the root of the width."""
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCABULARY,
-            d_model=WIDTH,
-            d_kv=16,
-            d_ff=96,
-            num_layers=1,
-            num_decoder_layers=4,
-            num_heads=4,
-            n_positions=TOKENS,
-            relative_attention_num_buckets=8,
-            relative_attention_max_distance=16,
-            layer_norm_epsilon=EPS,
-            feed_forward_proj="gated-gelu",
-            dropout_rate=0.0,
-            attn_implementation="eager",
-        )
-    )
+    return T5ForConditionalGeneration(T5Config(**T5, feed_forward_proj="gated-gelu"))
+
+
+def t5_plain() -> nn.Module:
+    """T5 1.0: one matrix up, relu."""
+    return T5ForConditionalGeneration(T5Config(**T5, feed_forward_proj="relu"))
 
 
 def without_encoder(model: Any) -> None:
@@ -170,6 +175,7 @@ def chameleon_logits(model: Any, tokens_BT: Tensor) -> Tensor:
 
 CASES = [
     Case("t5-decoder", t5, prepare=without_encoder, logits=t5_logits, quick=True),
+    Case("t5-decoder(1.0)", t5_plain, prepare=without_encoder, logits=t5_logits),
     Case("llama", tiny(LlamaForCausalLM, LlamaConfig), quick=True),
     Case("llama3.1", tiny(LlamaForCausalLM, LlamaConfig, head_dim=32, rope_parameters=LLAMA3), quick=True),
     Case("llama(linear)", tiny(LlamaForCausalLM, LlamaConfig, rope_parameters=rope(kind="linear", factor=4.0)), quick=True),
@@ -194,10 +200,11 @@ CASES = [
             query_pre_attn_scalar=24,
             sliding_window=5,
             attn_logit_softcapping=5.0,
-            final_logit_softcapping=3.0,
+            final_logit_softcapping=10.0,
         ),
         quick=True,
     ),
+    Case("gemma2(short context)", tiny(Gemma2ForCausalLM, Gemma2Config, **GEMMA, sliding_window=TOKENS)),
     Case(
         "gemma3",
         tiny(
@@ -223,6 +230,17 @@ CASES = [
         ),
     ),
     Case(
+        "gemma3(short context)",
+        tiny(
+            Gemma3ForCausalLM,
+            Gemma3TextConfig,
+            **GEMMA,
+            sliding_window=TOKENS,
+            layer_types=layer_types("ssfs"),
+            rope_parameters=both(rope(1e6), rope(1e4)),
+        ),
+    ),
+    Case(
         "gemma4",
         tiny(
             Gemma4ForCausalLM,
@@ -236,7 +254,7 @@ CASES = [
             attention_k_eq_v=True,
             num_hidden_layers=6,
             sliding_window=5,
-            final_logit_softcapping=3.0,
+            final_logit_softcapping=10.0,
             hidden_size_per_layer_input=0,
             vocab_size_per_layer_input=VOCABULARY,
             rope_parameters=both(rope(1e6, "proportional", partial_rotary_factor=0.25), rope(1e4)),
@@ -248,7 +266,14 @@ CASES = [
     Case("olmo3(yarn in all layers)", tiny(Olmo3ForCausalLM, Olmo3Config, sliding_window=5, rope_parameters=both(yarn(), yarn()))),
     Case(
         "phi3",
-        tiny(Phi3ForCausalLM, Phi3Config, sliding_window=5, max_position_embeddings=64, rope_parameters=LONGROPE),
+        tiny(
+            Phi3ForCausalLM,
+            Phi3Config,
+            sliding_window=5,
+            max_position_embeddings=64,
+            original_max_position_embeddings=16,
+            rope_parameters=LONGROPE,
+        ),
         quick=True,
     ),
     Case(

@@ -150,7 +150,7 @@ class LongRope(Scaling):
     def __init__(
         self,
         *,
-        factors: Annotated[list[Finite], Field(min_length=1)],
+        factors: Annotated[tuple[Finite, ...], Field(min_length=1, strict=False)],  # a YAML list
         original_context: Size,
         attention_factor: Finite | None,
     ) -> None:
