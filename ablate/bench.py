@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -28,11 +29,12 @@ from rich.table import Table
 from torch import nn
 
 from ablate.composition import compose
-from ablate.config import Config, meta_model
+from ablate.config import Config, ProbesConfig, meta_model
 from ablate.data import prepare
 from ablate.environment import DTYPES, environment, matmul_peak
 from ablate.errors import ConfigError
 from ablate.model.count import count
+from ablate.registry import sized
 from ablate.runs import Run, canonical
 from ablate.trackers import start_mirror
 from ablate.train.launch import cache_dir, plain_console
@@ -82,6 +84,7 @@ def bench(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, loop_against_bare(first, Path(folder)) as contenders:
         peaks = race(contenders, flags.rounds, flags.seconds)
         console.print(table("our loop (every step logged, W&B mirror on) against a bare loop of the same model", contenders, peaks))
+        console.print(cost_of_probes(contenders[0].training, compose(first), flags.rounds, flags.seconds))
     console.print(first_step(first))
     return 0
 
@@ -175,6 +178,23 @@ def bare_loop(training: Training) -> Callable[[], None]:
         t += 1
 
     return step
+
+
+def cost_of_probes(training: Training, real: Config, rounds: int, seconds: float) -> str:
+    """What probes add to the steps of the `real` config: steps of one model of which each or none is looked at, interleaved."""
+    interval = real.probes.every_steps
+    if math.isinf(interval):
+        return "probes: off"
+    interval = sized(interval, real.steps)
+    probing, plain = (
+        replace(training, cfg=training.cfg.model_copy(update={"probes": ProbesConfig(every_steps=steps)})) for steps in (1, math.inf)
+    )
+    contestants = [Contestant("plain", lambda: train_step(plain), plain), Contestant("probing", lambda: train_step(probing), probing)]
+    race(contestants, rounds, seconds)
+    extra = sorted(ours / theirs - 1 for theirs, ours in zip(*(contestant.seconds for contestant in contestants), strict=True))
+    low, high = extra[len(extra) // 4], extra[-1 - len(extra) // 4]
+    share = f"{median(extra) / interval:.2%} of step time at one in {interval} steps"
+    return f"probes: {share} (a probe takes as long as {median(extra):.2f} steps, middle half {low:.2f} to {high:.2f})"
 
 
 def race(contestants: list[Contestant], rounds: int, seconds: float) -> list[float]:

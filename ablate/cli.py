@@ -14,6 +14,7 @@ from ablate.errors import ConfigError, did_you_mean
 VERBS = {
     "bench": ("ablate.bench", "steps of two configs in one process; our loop against a bare one; the peak of matrix products"),
     "count": ("ablate.counting", "parameters, FLOPs and cache bytes of a config"),
+    "extrapolate": ("ablate.extrapolation", "losses of finished runs at 1, 2 and 4 times the context of training"),
     "sync": ("ablate.trackers", "replay run directories to W&B"),
 }
 """verb -> the module whose function of the same name takes the rest of argv and gives the exit code; and what it does."""
@@ -55,14 +56,15 @@ def hydra_or_train(arguments: list[str]) -> int:
     if flags.multirun:
         raise ConfigError.at("-m", "sweeps are not here yet: run one command for each setting")
     from ablate.composition import Request, normalise_request, parse_request
+    from ablate.matching import solved_overrides
 
     if flags.help or flags.hydra_help or flags.version or flags.shell_completion:
         return ask_hydra(arguments)
     asked = bool(flags.cfg) or flags.info is not None
     request = Request(overrides, flags.config_name, flags.config_dir, of_hydra=asked)
     if asked:
-        parse_request(request)
-        return ask_hydra([*flag_words(arguments), *normalise_request(request).overrides])
+        solved = solved_overrides(parse_request(request))
+        return ask_hydra([*flag_words(arguments), *normalise_request(request).overrides, *solved])
     cfg = parse_request(request)
     from ablate.train.launch import launch
 

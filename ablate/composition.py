@@ -6,7 +6,8 @@ what is not a key is found by parse(), with the nearest right spelling, and neve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,12 +24,16 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ablate.config import Config, parse
+from ablate.config import ARCHITECTURE, Config, parse, same_architecture
 from ablate.errors import ConfigError, Problem, did_you_mean
+from ablate.matching import MATCH, matched
 from ablate.shipped import conf_dir
 
 HYDRA_VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__ < "1.4" else {}
 """Hydra 1.4 warns when it is passed, 1.3 when it is not."""
+
+OF_ARCHITECTURE = frozenset({*ARCHITECTURE, "layers", "stability", "match"})
+"""What a command says that its baseline does not."""
 
 
 @dataclass
@@ -59,7 +64,29 @@ def parse_request(request: Request) -> Config:
             raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    return cfg
+    if MATCH.build(cfg.match).reference is None:
+        return cfg
+    return parse(matched(cfg, _reference(cfg, request)).model_dump())
+
+
+def _reference(cfg: Config, request: Request) -> Config:
+    """What an arm is matched with: what it names, else what its run is compared with."""
+    named = MATCH.build(cfg.match).reference or []
+    kept = without(request.overrides, OF_ARCHITECTURE)
+    ours = without(kept, {"arch"})
+    try:
+        if named:
+            return parse_request(replace(request, overrides=[*ours, *named, "match=none"]))
+        reference = parse_request(replace(request, overrides=[*kept, "match=none"]))
+        published = cfg.arch != "none" and same_architecture(cfg, reference)
+        return parse_request(replace(request, overrides=[*ours, "match=none"])) if published else reference
+    except ConfigError as error:
+        raise ConfigError(Problem("match.reference", f"{problem.key}: {problem.message}") for problem in error.problems) from None
+
+
+def without(overrides: Sequence[str], names: Collection[str]) -> list[str]:
+    """The overrides that neither choose on the named axes nor set anything of theirs."""
+    return [text for text in overrides if re.split(r"[=.@/]", text.lstrip("+~"))[0] not in names]
 
 
 def normalise_request(request: Request) -> Request:
@@ -84,6 +111,12 @@ def _compose(request: Request) -> DictConfig:
     try:
         return hydra.compose(request.config_name, overrides=[*search, *request.overrides])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        nowhere = re.search(r"Could not override '([^'@]+)[^']*'\. No match", str(error))
+        if nowhere:
+            by = re.search(r"In '([^']+)'", str(error))
+            who = f"{by[1].replace('/', '=', 1)} sets it, but " if by and by[1] != request.config_name else ""
+            axis = nowhere[1].partition("/")[0]
+            raise ConfigError.at(nowhere[1], f"has no place here: {who}the {axis} that is chosen has no such option") from None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ConfigError.at("config", " ".join(lines[:2])) from None
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 
 from ablate.data import DATA, TOKENIZER, check_pair, vocab_size
 from ablate.errors import ConfigError, Problem, did_you_mean
+from ablate.matching import MATCH
 from ablate.model.attention import ATTENTION
 from ablate.model.dropout import DROPOUT
 from ablate.model.embedding import EMBEDDING
@@ -27,7 +28,7 @@ from ablate.model.placement import PLACEMENT
 from ablate.model.position import POSITION
 from ablate.model.residual import RESIDUAL
 from ablate.model.transformer import Transformer
-from ablate.registry import Count, Options, Positive, Registry, Section, Share
+from ablate.registry import Count, LimitOrNone, Options, Positive, Registry, Section, Share
 from ablate.trackers import TRACKER
 from ablate.train.loss import LOSS
 from ablate.train.optim import OPTIM
@@ -55,6 +56,7 @@ AXES: dict[str, Registry[Any]] = {
     "optim": OPTIM,
     "schedule": SCHEDULE,
     "tracker": TRACKER,
+    "match": MATCH,
 }
 
 OVERLAYS = ("stability", "scale")
@@ -93,6 +95,11 @@ class EvalConfig(Section):
     num_points: Count
     bytes: Count
     segment_bytes: Annotated[int, Field(ge=16)]
+    extend: Literal["none", "ntk", "yarn"]
+
+
+class ProbesConfig(Section):
+    every_steps: LimitOrNone
 
 
 class CheckpointConfig(Section):
@@ -104,9 +111,9 @@ class Config(Section):
     """One run, typed. `parse()` makes a subclass of it whose axes hold the registered variants."""
 
     not_identity: ClassVar[frozenset[str]] = frozenset(
-        {"arch", "seed", "results_dir", "cache_dir", "threads", "rerun", "progress", "checkpoint", "tracker"}
+        {"arch", "seed", "results_dir", "cache_dir", "threads", "rerun", "progress", "checkpoint", "tracker", "match", "probes"}
     )
-    """Keys that move no number of a run (`seed` only fills init_seed and data_seed, `arch` is the name of what it chose)."""
+    """Keys that move no number of a run (`seed` only fills init_seed and data_seed, `arch` names what it chose, as `match` does)."""
 
     arch: str
     norm: Options
@@ -126,9 +133,11 @@ class Config(Section):
     optim: Options
     schedule: Options
     tracker: Options
+    match: Options
     model: ModelConfig
     train: TrainConfig
     eval: EvalConfig
+    probes: ProbesConfig
     seed: Seed
     init_seed: Seed
     data_seed: Seed
@@ -218,7 +227,10 @@ def _one_a_key(problems: Iterator[Problem]) -> list[Problem]:
     messages: dict[str, list[str]] = {}
     for problem in problems:
         messages.setdefault(problem.key, []).append(problem.message)
-    return [Problem(key, " or ".join([*(m.rpartition(", got ")[0] or m for m in several[:-1]), several[-1]])) for key, several in messages.items()]
+    return [
+        Problem(key, " or ".join([*(m.rpartition(", got ")[0] or m for m in several[:-1]), several[-1]]))
+        for key, several in messages.items()
+    ]
 
 
 def _container(raw: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -369,6 +381,11 @@ def _check_layers(cfg: Config) -> None:
                 raise ConfigError.at(f"layers.{name}.set.{group}", f"has no effect: {values} is what all layers have")
         if not rule.set:
             raise ConfigError.at(f"layers.{name}.set", "is empty: the rule has no effect")
+
+
+def same_architecture(cfg: Config, other: Config) -> bool:
+    """Whether two configs choose alike on every axis of architecture."""
+    return all(getattr(cfg, axis) == getattr(other, axis) for axis in (*ARCHITECTURE, "layers"))
 
 
 def meta_model(cfg: Config, max_tokens: int | None = None) -> Transformer:

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from ablate.composition import compose
 from ablate.config import Config, meta_model
+from ablate.matching import match_line
 from ablate.model.attention import Attention
 from ablate.model.count import count as count_model
 from ablate.model.ffn import FeedForward
@@ -16,7 +17,11 @@ KIND_OF_PART = {"attention": Attention, "feed-forward": FeedForward}
 
 def count(overrides: list[str]) -> int:
     """Prints parameters, FLOPs a token and cache bytes a token of a config."""
-    plain_console().print(count_table(compose(overrides)))
+    cfg = compose(overrides)
+    console = plain_console()
+    console.print(count_table(cfg))
+    if line := match_line(cfg):
+        console.print(line)
     return 0
 
 

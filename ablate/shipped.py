@@ -47,7 +47,8 @@ def _collect(group: str, word: str, values: dict[str, Any], chosen: Choices) -> 
             [(target, choice)] = item.items()
             name, _, place = str(target).removeprefix("override ").partition("@")
             nested = name[1:] if name.startswith("/") else f"{group}/{name}"
-            chosen[place or name.rpartition("/")[2]] = (nested, str(choice))
+            if not place.startswith("_global_"):  # another axis (the tokenizer of data=mqar) has a place of its own
+                chosen[place or name.rpartition("/")[2]] = (nested, str(choice))
     for key, value in own.items():
         if key != "defaults":
             _put(values, [str(key)], value)

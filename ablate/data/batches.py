@@ -20,8 +20,8 @@ class Batches:
     """Batch t, a function of (data_seed, t) alone: any t at once, in any order, in any process. Windows of ids, or a task's examples."""
 
     def __init__(self, source: TokenSource | Task, *, context: int, batch_size: int, data_seed: int) -> None:
-        kind = Examples if isinstance(source, Task) else Windows
-        self._made: Windows | Examples = kind(source, context=context, batch_size=batch_size, data_seed=data_seed)
+        sizes = {"context": context, "batch_size": batch_size, "data_seed": data_seed}
+        self._made = Examples(source, **sizes) if isinstance(source, Task) else Windows(source, **sizes)
 
     def __call__(self, t: int) -> tuple[Tensor, Tensor]:
         """inputs_BT, targets_BT: int64; targets of -100 do not count."""

@@ -39,7 +39,7 @@ class Dataset:
     eval_set: EvalSet | TaskEvalSet
     vocab_size: int
     content_hash: str
-    """sha256 over the corpus, its split, the tokenizer and the evaluation set, or over a task and its options; over no path or file name."""
+    """sha256 over the corpus, its split, the tokenizer and the evaluation set (a task: its options); it depends on no path or file name."""
     unigram_entropy: float
     """Nats per token of the training tokens (of a task's answers): what a model that knows their frequencies only would lose on them."""
     train_bytes: int | None
@@ -80,11 +80,11 @@ def check_pair(data: Options, tokenizer: Options) -> None:
     """ConfigError when the tokenizer does not go with the data, or a task's options not with each other; nothing is read."""
     source = DATA.build(data)
     if isinstance(source, Task):
-        return _check_vocabulary(source, data.kind, tokenizer)
-    if data.kind == "tokens" and tokenizer.kind in ("bytes", "bpe"):
+        _check_vocabulary(source, data.kind, tokenizer)
+    elif data.kind == "tokens" and tokenizer.kind in ("bytes", "bpe"):
         cure = "add tokenizer=none tokenizer.vocab_size=..., or tokenizer=file or tiktoken of these ids, which also gives bits per byte"
         raise ConfigError.at("tokenizer", f"{tokenizer.kind} encodes text, but data=tokens is ids already; {cure}")
-    if data.kind != "tokens" and tokenizer.kind == "none":
+    elif data.kind != "tokens" and tokenizer.kind == "none":
         raise ConfigError.at("tokenizer", f"none encodes no text, but data={data.kind} is text; allowed: bytes, bpe, file, tiktoken")
 
 

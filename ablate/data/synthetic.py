@@ -162,9 +162,9 @@ class Induction(Task):
 class MultiQueryRecall(Task):
     """Multi-query associative recall (arXiv 2312.04927): k_1 v_1 ... k_K v_K, then each key once more, where its value is the answer.
 
-    Keys are K different ids of 1 .. V/2 - 1, values K different ones of V/2 .. V - 1. With g different numbers of 0 .. (context - 2K)/2 - 1,
-    drawn one after the other with weights (g + 1)^(power - 1), key i is asked for at position 2K + 2 g_i. All other positions hold
-    random ids that are none of the example's keys: a key that came once more by chance would be followed by another id than its value.
+    Keys are K different ids of 1 .. V/2 - 1, values K different ones of V/2 .. V - 1. Key i is asked for at position 2K + 2 g_i, where
+    the g_i are different numbers of 0 .. (context - 2K)/2 - 1, drawn one after the other with weights (g + 1)^(power - 1). All other
+    positions hold random ids but the example's keys: by chance a key would come once more, with another id than its value after it.
     The answer is not shown after the question. The paper has V = 8192, K of 4 to 64, contexts of 64 to 512, power 0.01.
     """
 
@@ -218,7 +218,8 @@ class Dyck(Task):
 
     def __init__(self, *, vocab_size: Count, max_depth: Count) -> None:
         if vocab_size % 2 or vocab_size < 4:
-            raise ConfigError.at("data.vocab_size", f"data=dyck needs an even number of at least 4 (two kinds of brackets), got {vocab_size}")
+            needed = "an even number of at least 4 (two kinds of brackets)"
+            raise ConfigError.at("data.vocab_size", f"data=dyck needs {needed}, got {vocab_size}")
         self.vocab_size, self.num_answers, self.max_depth = vocab_size, vocab_size // 2, max_depth
         self._chances: dict[int, NDArray[np.float64]] = {}
 

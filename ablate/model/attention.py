@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from ablate.errors import ConfigError
 from ablate.model.linear import Linear
 from ablate.model.mask import Reach, Visible, attend
-from ablate.model.norm import NORM
+from ablate.model.norm import NORM, NoNorm
 from ablate.model.placement import MakeNorm
 from ablate.model.position import Position
 from ablate.model.qk_norm import QK_NORM
@@ -78,6 +78,9 @@ class Attention(nn.Module):
             raise ConfigError.at("attention.scale", "must be finite")
         self.soft_cap, self.dropout = options["soft_cap"], dropout
         self.reach = Reach(_limit("window", options["window"], context), _limit("chunk", options["chunk"], context))
+        if self.reach.window and self.reach.chunk and self.reach.window >= self.reach.chunk:
+            message = f"{self.reach.window} tokens cover every chunk of {self.reach.chunk} and have no effect; allowed: fewer, .inf"
+            raise ConfigError.at("attention.window", message)
         self.temperature = _temperature(options["temperature"], context)
         self.sink: Tensor | None
         if options["sink"] == "learned":
@@ -176,6 +179,8 @@ class Sharpen(nn.Module):
 def _temperature(options: Temperature | None, context: int) -> Sharpen | None:
     if options is None:
         return None
+    if math.isinf(options.beta):
+        raise ConfigError.at("attention.temperature.beta", "must be finite")
     floor = sized(options.floor, context)
     if floor > context - 1 + options.shift:
         raise ConfigError.at("attention.temperature.floor", f"{floor} tokens are not reached in a context of {context}: no effect")
@@ -225,7 +230,7 @@ class Projected(Attention):
         return *self.qk_norm.after(q_BNTH, k_BKTH), v_BKTH
 
     def normalise_heads(self, make_norm: MakeNorm) -> bool:
-        if self.qk_norm.present or len(list(self.v_norm.parameters())):
+        if self.qk_norm.present or not isinstance(self.v_norm, NoNorm):
             raise ConfigError.at("placement", "hybrid has norms on queries, keys and values of its own: leave qk_norm and v_norm at none")
         self.qk_norm = QK_NORM.variant("head").of(make_norm, self.head_dim)
         self.v_norm = make_norm(self.head_dim)
@@ -294,14 +299,12 @@ class Latent(Attention):
         super().__init__(dim, heads, nope_dim + rope_dim, v_dim or plain, context, layer, dropout, options)
         self.nope_dim, self.rotary_dim = nope_dim, rope_dim
         self.kv_rank = sized(kv_rank, dim)
-        if q_rank is None:
-            self.q = Linear(dim, heads * self.head_dim, bias=False)
-        else:
+        self.q = Linear(dim, heads * self.head_dim, bias=False) if q_rank is None else None
+        if q_rank is not None:
             rank = sized(q_rank, dim)
             self.q_down = Linear(dim, rank, bias=False)
             self.q_latent_norm = NORM.build(latent_norm, rank)
             self.q_up = Linear(rank, heads * self.head_dim, bias=False)
-            self.q = nn.Sequential(self.q_down, self.q_latent_norm, self.q_up)
         self.kv_down = Linear(dim, self.kv_rank, bias=False)
         self.k_rope = Linear(dim, rope_dim, bias=False)
         self.kv_latent_norm = NORM.build(latent_norm, self.kv_rank)
@@ -313,7 +316,8 @@ class Latent(Attention):
         return self.kv_rank + self.rotary_dim
 
     def project(self, x_BTD: Tensor, position: Position) -> tuple[Tensor, Tensor, Tensor]:
-        q_BNTH = _heads(self.q(x_BTD), self.heads)
+        q_BTM = self.q_up(self.q_latent_norm(self.q_down(x_BTD))) if self.q is None else self.q(x_BTD)
+        q_BNTH = _heads(q_BTM, self.heads)
         latent_BTC = self.kv_latent_norm(self.kv_down(x_BTD))
         k_BNTH, v_BNTH = _heads(self.k_up(latent_BTC), self.heads), _heads(self.v_up(latent_BTC), self.heads)
         q_nope, q_rope = q_BNTH.split([self.nope_dim, self.rotary_dim], dim=-1)

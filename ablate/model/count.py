@@ -35,6 +35,15 @@ class Counts:
         return self.kv_elements_per_token * bytes_per_element
 
 
+def parameters(model: Transformer) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def active_parameters(model: Transformer) -> int:
+    """Those that work on one token."""
+    return parameters(model) - sum(module.inactive_parameters for module in model.modules() if isinstance(module, FeedForward))
+
+
 def count(model: Transformer, context: int) -> Counts:
     """Counts a model; one on the meta device costs no memory. FLOPs are those of a sequence of `context` tokens."""
     tokens = torch.zeros(1, context, dtype=torch.long, device=model.embedding.table.weight.device)
@@ -42,11 +51,10 @@ def count(model: Transformer, context: int) -> Counts:
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(tokens)
     ffns: list[FeedForward] = [block.ffn.sublayer for block in model.blocks]
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     return Counts(
-        parameters=parameters,
+        parameters=parameters(model),
         embedding=sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)),
-        active=parameters - sum(ffn.inactive_parameters for ffn in ffns),
+        active=active_parameters(model),
         flops_per_token=counter.get_total_flops() / context,
         kv_elements_per_token=sum(module.kv_elements_per_token for module in model.modules() if isinstance(module, Attention)),
         ffn_width=ffns[0].width,

@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-_ALIGNMENT = 8
-"""On CUDA grouped_mm needs rows of a multiple of 16 bytes: 8 numbers in bfloat16."""
+_ALIGNMENT = 16
+"""Bytes of which the address and the rows of each matrix must be a multiple for grouped_mm."""
+_CAPABILITY = (8, 0)
+"""Of the first NVIDIA devices that have it."""
 
 
 def grouped_product(x_RI: Tensor, matrix_GIO: Tensor, ends_G: Tensor) -> Tensor:
@@ -25,7 +27,7 @@ def grouped_product(x_RI: Tensor, matrix_GIO: Tensor, ends_G: Tensor) -> Tensor:
 
 @torch.library.custom_op("ablate::rows_by_matrices", mutates_args=())
 def _rows_by_matrices(x_RI: Tensor, matrix_GIO: Tensor, ends_G: Tensor) -> Tensor:
-    if _native(x_RI, matrix_GIO.shape[1:]):
+    if _native(x_RI, matrix_GIO):
         return F.grouped_mm(x_RI.contiguous(), matrix_GIO, offs=ends_G)
     bounds = [0, *ends_G.tolist()]
     return torch.cat([x_RI[start:end] @ matrix for (start, end), matrix in zip(pairwise(bounds), matrix_GIO, strict=True)])
@@ -34,15 +36,21 @@ def _rows_by_matrices(x_RI: Tensor, matrix_GIO: Tensor, ends_G: Tensor) -> Tenso
 @torch.library.custom_op("ablate::outer_of_rows", mutates_args=())
 def _outer_of_rows(a_RI: Tensor, b_RO: Tensor, ends_G: Tensor) -> Tensor:
     """a^T b over the rows of each group: the gradient of its matrix."""
-    if _native(a_RI, (a_RI.shape[1], b_RO.shape[1])):
+    if _native(a_RI, b_RO):
         return F.grouped_mm(a_RI.contiguous().transpose(0, 1), b_RO.contiguous(), offs=ends_G)
     bounds = [0, *ends_G.tolist()]
     return torch.stack([a_RI[start:end].T @ b_RO[start:end] for start, end in pairwise(bounds)])
 
 
-def _native(x: Tensor, matrix: Any) -> bool:
-    aligned = all(size % _ALIGNMENT == 0 for size in matrix)
-    return hasattr(F, "grouped_mm") and x.dtype in (torch.float32, torch.bfloat16) and (x.device.type == "cpu" or aligned)
+def _native(x: Tensor, y: Tensor) -> bool:
+    """Whether PyTorch's operator takes these; 2.9 has none, none takes float64."""
+    known = hasattr(F, "grouped_mm") and x.dtype in (torch.float32, torch.bfloat16)
+    able = x.device.type == "cpu" or (x.is_cuda and torch.cuda.get_device_capability(x.device) >= _CAPABILITY)
+    sizes = [x.shape[-1], *y.shape[1:]]
+    aligned = (
+        all(size * x.element_size() % _ALIGNMENT == 0 for size in sizes) and x.data_ptr() % _ALIGNMENT == y.data_ptr() % _ALIGNMENT == 0
+    )
+    return known and able and aligned
 
 
 @_rows_by_matrices.register_fake

@@ -107,19 +107,19 @@ class Small(Init):
 class MaximalUpdate(Init):
     """muP for AdamW (arXiv 2203.03466, table 3): a model of width `base_width` starts and learns as with init=normal.
 
-    Hidden matrices: std * sqrt(base / inputs), learning rate times base / inputs. Head: std * base / inputs, the same rate. Embeddings as
-    they are. The paper's scores with 1 / H instead of 1 / sqrt(H) are an option of attention (scale).
+    With m = D / `base_width`, by which the inputs of every matrix grow: hidden matrices std / sqrt(m), learning rate over m. Head: std / m,
+    the same rate. Embeddings as they are. The paper's scores with 1 / H instead of 1 / sqrt(H) are an option of attention (scale).
     """
 
     def __init__(self, *, std: Positive, base_width: Count) -> None:
         self._std, self.base_width = _finite("std", std), base_width
 
     def std(self, matrix: Matrix) -> float:
-        shrink = self.base_width / matrix.inputs
+        shrink = self.base_width / matrix.width
         return self._std * {"embedding": 1.0, "hidden": math.sqrt(shrink), "head": shrink}[matrix.role]
 
     def rate(self, matrix: Matrix) -> float:
-        return 1.0 if matrix.role == "embedding" else self.base_width / matrix.inputs
+        return 1.0 if matrix.role == "embedding" else self.base_width / matrix.width
 
 
 def _finite(name: str, value: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 
 class Reach(NamedTuple):
@@ -118,8 +118,9 @@ def _flex(
             score = soft_cap * torch.tanh(score / soft_cap)
         return score if bias is None else score + bias[batch, head, query, key]
 
-    y_BNTH, log_sum_BNT = flex_attention(q_BNTH, k_BNTH, v_BNTH, change, visible, scale=scale, return_lse=True)
+    wanted = AuxRequest(lse=sink is not None)
+    y_BNTH, found = flex_attention(q_BNTH, k_BNTH, v_BNTH, change, visible, scale=scale, return_aux=wanted)
     if sink is None:
         return y_BNTH
     # The sink takes exp(sink) of the sum: what is left is sum / (sum + exp(sink)).
-    return (y_BNTH * torch.sigmoid(log_sum_BNT - sink[:, None])[..., None]).type_as(v_BNTH)
+    return (y_BNTH * torch.sigmoid(found.lse - sink[:, None])[..., None]).type_as(v_BNTH)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ablate.errors import ConfigError
+from ablate.model.norm import NoNorm
 from ablate.model.placement import Placement
 from ablate.registry import Positive, Registry
 
@@ -83,8 +84,8 @@ class Parallel(Scaled):
                 "residual", "parallel adds both branches at once and has no place for norms between: placement must be pre, sandwich, "
                 "output, ln_scaling, sub_ln or none"
             )  # fmt: skip
-        if shared_norm and "input" not in placed:
-            raise ConfigError.at("residual.shared_norm", "has no effect: this placement has no norm on the input of a sublayer")
+        if shared_norm and ("input" not in placed or isinstance(attention.input_norm, NoNorm)):
+            raise ConfigError.at("residual.shared_norm", "has no effect: there is no norm on the input of a sublayer")
         if shared_norm:
             ffn.input_norm = nn.Identity()
         self.shared_norm = shared_norm

@@ -90,8 +90,10 @@ class Transformer(nn.Module):
         self.position_of: list[int] = []
         positions: list[Position] = []
         for layer, (chosen, attention) in enumerate(zip(options, self.attentions, strict=True)):
-            position = POSITION.build(chosen, cfg.model.width, cfg.model.heads, attention.rotary_dim, self.max_tokens, cfg.model.context)
-            key = (chosen, attention.rotary_dim, layer if position.per_layer else None)
+            rotates = POSITION.variant(chosen.kind).rotate is not Position.rotate
+            head_dim = attention.rotary_dim if rotates else attention.head_dim
+            position = POSITION.build(chosen, cfg.model.width, cfg.model.heads, head_dim, self.max_tokens, cfg.model.context)
+            key = (chosen, head_dim, layer if position.per_layer else None)
             if key not in made:
                 made[key] = len(positions)
                 positions.append(position)

@@ -23,10 +23,10 @@ from ablate.config import Config
 from ablate.data import vocab_size
 from ablate.errors import ConfigError, Problem, did_you_mean
 from ablate.model.transformer import Transformer
-from ablate.pretrained import gemma, layernorm, rmsnorm
+from ablate.pretrained import dense, gemma, layernorm, moe, rmsnorm
 from ablate.pretrained.tables import Family, convert, sources
 
-FAMILIES: dict[str, Family] = {family.model_type: family for module in (layernorm, rmsnorm, gemma) for family in module.FAMILIES}
+FAMILIES: dict[str, Family] = {family.model_type: family for module in (layernorm, rmsnorm, dense, gemma, moe) for family in module.FAMILIES}
 """The families that can be loaded, by the model_type of config.json."""
 
 
@@ -34,17 +34,20 @@ def load_pretrained(path: str | Path) -> tuple[Config, Transformer]:
     """The config and the model of a checkpoint folder. What is wrong with it is one ConfigError with every problem found."""
     folder = Path(path).expanduser()
     config = read_config(folder)
-    family_of(config)  # a wrong family is said before gigabytes are read
-    return build(config, read_tensors(folder))
+    cfg = config_of(config)  # what cannot be held is said before gigabytes are read
+    return cfg, model_of(cfg, config, read_tensors(folder))
 
 
-def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor], overrides: Sequence[str] = ()) -> tuple[Config, Transformer]:
-    """The same from a config.json and its tensors; `overrides` come after the checkpoint's own."""
-    family = family_of(config)
-    cfg = compose([*family.all_overrides(config), "tracker=none", *overrides])
+def config_of(config: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Our config of a config.json; `overrides` come after the checkpoint's own."""
+    return compose([*family_of(config).all_overrides(config), "tracker=none", *overrides])
+
+
+def model_of(cfg: Config, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Transformer:
+    """The model of our config with a checkpoint's tensors."""
     model = Transformer(cfg, vocab_size(cfg.tokenizer))
-    fill(model, family, config, tensors)
-    return cfg, model
+    fill(model, family_of(config), config, tensors)
+    return model
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

@@ -9,25 +9,25 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ablate.pretrained.dense import olmo2_common, olmo_table
 from ablate.pretrained.rmsnorm import (
     ATTENTION,
     FFN,
     LAYER,
     base,
+    family,
     heads,
     key_heads,
     layers_where,
     limit,
     llama_like,
     nullable,
-    olmo2_common,
-    olmo_table,
     plain_rope,
     qk_eps,
     sliding,
     width_of_head,
 )
-from ablate.pretrained.tables import Family, HfConfig, Rule, constant, option, rope, rope_parameters, rope_scaling
+from ablate.pretrained.tables import HfConfig, Rule, constant, option, rope, rope_parameters, rope_scaling
 
 TANH = {"hidden_activation": "gelu_pytorch_tanh"}
 SANDWICH = {
@@ -48,9 +48,7 @@ def all_but_each(hf: HfConfig, period: int) -> list[int]:
     return [layer for layer in range(hf["num_hidden_layers"]) if (layer + 1) % period]
 
 
-def local_layers(
-    hf: HfConfig, period: int, window: int, *, attention: Sequence[str] = (), position: Sequence[str] = ()
-) -> list[str]:
+def local_layers(hf: HfConfig, period: int, window: int, *, attention: Sequence[str] = (), position: Sequence[str] = ()) -> list[str]:
     """The rule `local` of the arch, which leaves out each period-th layer: its layers here, its window, and what else it sets."""
     chosen = sliding(hf, all_but_each(hf, hf.get("sliding_window_pattern", period)))
     tokens = limit(hf, hf.get("sliding_window", window))
@@ -160,7 +158,8 @@ def gemma4(hf: HfConfig) -> list[str]:
     for key in ("enable_moe_block", "use_double_wide_mlp"):
         hf.only(key, [False], False)
     full, local = two_ropes(hf, 1e6, 1e4)
-    full.setdefault("partial_rotary_factor", 0.25)
+    if not hf.get("rope_parameters"):
+        full |= {"rope_type": "proportional", "partial_rotary_factor": 0.25}
     wide = HfConfig({**hf.raw, **global_heads(hf)})
     in_local = [option(f"{LOCAL}.attention.head_dim", width_of_head(hf))]
     if key_heads(hf) != key_heads(wide):
@@ -178,9 +177,7 @@ def gemma4(hf: HfConfig) -> list[str]:
 
 
 def gemma4_table(hf: HfConfig) -> list[Rule]:
-    return llama_like(
-        hf, norms=SANDWICH, qk_norms=("q_norm", "k_norm"), tied_head=True, more=[constant(LAYER + "layer_scalar", 1.0)]
-    )
+    return llama_like(hf, norms=SANDWICH, qk_norms=("q_norm", "k_norm"), tied_head=True, more=[constant(LAYER + "layer_scalar", 1.0)])
 
 
 # --- OLMo 3
@@ -192,9 +189,9 @@ def olmo3(hf: HfConfig) -> list[str]:
 
 
 FAMILIES = [
-    Family("gemma", "gemma", gemma, lambda hf: llama_like(hf, tied_head=True)),
-    Family("gemma2", "gemma2", gemma2, sandwiched),
-    Family("gemma3_text", "gemma3", gemma3, gemma3_table),
-    Family("gemma4_text", "gemma4", gemma4, gemma4_table),
-    Family("olmo3", "olmo3", olmo3, olmo_table),
+    family("gemma", "gemma", gemma, lambda hf: llama_like(hf, tied_head=True), num_key_value_heads=16, head_dim=256),
+    family("gemma2", "gemma2", gemma2, sandwiched, num_key_value_heads=4, head_dim=256),
+    family("gemma3_text", "gemma3", gemma3, gemma3_table, num_key_value_heads=4, head_dim=256),
+    family("gemma4_text", "gemma4", gemma4, gemma4_table, num_key_value_heads=4, head_dim=256),
+    family("olmo3", "olmo3", olmo3, olmo_table),
 ]

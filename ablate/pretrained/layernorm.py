@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -76,6 +77,13 @@ def biases(qkv: bool, out: bool) -> list[str]:
 def limit(hf: HfConfig, tokens: int | None) -> float:
     """A window as our option has it: one that covers the context is none."""
     return math.inf if tokens is None or tokens >= hf["max_position_embeddings"] else tokens
+
+
+def windowed(layers: Sequence[int], window: float, usual: Sequence[int]) -> list[str]:
+    """The arch's rule `local` with these layers and this window."""
+    if math.isinf(window) or not layers:
+        return ["~layers.local"]
+    return [*layers_where("local", layers, usual), option("layers.local.set.attention.window", window)]
 
 
 def head_rules(hf: HfConfig, default: bool, bias: bool = False) -> list[Rule]:
@@ -296,8 +304,7 @@ def gpt_neo_overrides(hf: HfConfig) -> list[str]:
         *activation(hf, "activation_function", "gelu_new", "gelu_tanh"),
         *feed_forward(width, hf.get("intermediate_size", 4 * width), gated=False),
         *head(hf, True),
-        *layers_where("local", local, range(1, depth, 2)),
-        *(option("layers.local.set.attention.window", hf.get("window_size", 256)) for _ in local[:1]),
+        *windowed(local, limit(hf, hf.get("window_size", 256)), range(1, depth, 2)),
     ]
 
 
@@ -618,8 +625,7 @@ def cohere2_overrides(hf: HfConfig) -> list[str]:
     local = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
     return [
         *cohere_common(hf, 10000.0),
-        *layers_where("local", local, [layer for layer in range(depth) if (layer + 1) % 4]),
-        *(option("layers.local.set.attention.window", limit(hf, hf.get("sliding_window", 4096))) for _ in local[:1]),
+        *windowed(local, limit(hf, hf.get("sliding_window", 4096)), [layer for layer in range(depth) if (layer + 1) % 4]),
         *layers_where("nope", [layer for layer in range(depth) if layer not in local], range(3, depth, 4)),
     ]
 

@@ -1,13 +1,10 @@
-"""Families whose norm is RMSNorm and whose layers are dense and alike: Llama and its kin, and the decoder of T5.
-
-Most differ from Llama in numbers and in the names of norms; `llama_like` is their common table.
-"""
+"""Llama, Mistral and Qwen; and the table of names and the overrides that most families with RMSNorm share with them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
 
 from ablate.pretrained.tables import (
     Family,
@@ -19,12 +16,9 @@ from ablate.pretrained.tables import (
     option,
     rope,
     rope_parameters,
-
     rows,
     rule,
-    shaped,
     sizes,
-    skip,
     text,
     tied,
 )
@@ -34,11 +28,6 @@ ATTENTION, FFN = r"blocks.\1.attention.", r"blocks.\1.ffn."
 
 PRE = {"input_layernorm": ATTENTION + "input_norm", "post_attention_layernorm": FFN + "input_norm"}
 OUTPUT = {"post_attention_layernorm": ATTENTION + "output_norm", "post_feedforward_layernorm": FFN + "output_norm"}
-GLM_SANDWICH = {
-    **PRE,
-    "post_self_attn_layernorm": ATTENTION + "output_norm",
-    "post_mlp_layernorm": FFN + "output_norm",
-}
 
 SILU = {"hidden_act": "silu"}
 
@@ -128,6 +117,27 @@ def plain_rope(hf: HfConfig, theta: float = 10000.0) -> list[str]:
     return rope(hf, rope_parameters(hf, theta))
 
 
+# --- families
+
+
+def family(
+    model_type: str,
+    arch: str | Callable[[HfConfig], str],
+    overrides: Callable[[HfConfig], list[str]],
+    rules: Callable[[HfConfig], list[Rule]],
+    **missing: Any,
+) -> Family:
+    """A family, and the sizes that transformers takes where config.json leaves them out."""
+
+    def filled(hf: HfConfig) -> HfConfig:
+        given = {key: value for key, value in missing.items() if key != "rope_parameters" or not hf.get("rope_scaling")}
+        result = HfConfig({**given, **hf.raw})
+        result.problems = hf.problems
+        return result
+
+    return Family(model_type, arch, lambda hf: overrides(filled(hf)), lambda hf: rules(filled(hf)))
+
+
 # --- tables of names
 
 
@@ -136,12 +146,12 @@ def llama_like(
     *,
     norms: Mapping[str, str] = PRE,
     qk_norms: tuple[str, str] | None = None,
-    turned: Operation | None = None,
-    turned_key: Operation | None = None,
+    turned: Operation = copy,
+    turned_key: Operation = copy,
     tied_head: bool = False,
     more: Sequence[Rule] = (),
 ) -> list[Rule]:
-    """The table of Llama: names of norms, of norms on queries and keys, what becomes of rotated rows, and rules that come first."""
+    """The table of Llama: names of norms, of norms on queries and keys, what is done to rows that are rotated, rules that come first."""
     sublayer = ATTENTION + "sublayer."
     rules = [*more, rule(r"model\.embed_tokens\.weight", "embedding.table.weight"), rule(r"model\.norm\.weight", "norm.weight")]
     if hf.get("tie_word_embeddings", tied_head):
@@ -152,8 +162,8 @@ def llama_like(
     for letter, name in zip("qk", qk_norms or (), strict=False):
         rules.append(rule(LAYER + rf"self_attn\.{name}\.(weight|bias)", sublayer + rf"qk_norm.{letter}.\2"))
     rules += [
-        rule(LAYER + r"self_attn\.q_proj\.(weight|bias)", sublayer + r"q.\2", op=turned or copy),
-        rule(LAYER + r"self_attn\.k_proj\.(weight|bias)", sublayer + r"k.\2", op=turned_key or copy),
+        rule(LAYER + r"self_attn\.q_proj\.(weight|bias)", sublayer + r"q.\2", op=turned),
+        rule(LAYER + r"self_attn\.k_proj\.(weight|bias)", sublayer + r"k.\2", op=turned_key),
         rule(LAYER + r"self_attn\.v_proj\.(weight|bias)", sublayer + r"v.\2"),
         rule(LAYER + r"self_attn\.o_proj\.(weight|bias)", sublayer + r"out.\2"),
         rule(LAYER + r"mlp\.(gate|up|down)_proj\.(weight|bias)", FFN + r"sublayer.\2.\3"),
@@ -161,13 +171,20 @@ def llama_like(
     return rules
 
 
-def interleaved(hf: HfConfig, fraction: float = 1.0) -> dict[str, Operation]:
-    """Rows of queries and keys whose pairs stand side by side."""
+class Turned(TypedDict):
+    """What is done to the rows of queries and of keys."""
+
+    turned: Operation
+    turned_key: Operation
+
+
+def interleaved(hf: HfConfig, fraction: float = 1.0) -> Turned:
+    """For pairs that stand side by side."""
     width = width_of_head(hf)
-    turned = int(width * fraction)
+    rotated = int(width * fraction)
     return {
-        "turned": halved(hf["num_attention_heads"], width, turned),
-        "turned_key": halved(key_heads(hf), width, turned),
+        "turned": halved(hf["num_attention_heads"], width, rotated),
+        "turned_key": halved(key_heads(hf), width, rotated),
     }
 
 
@@ -217,212 +234,9 @@ def qk_normed(hf: HfConfig) -> list[Rule]:
     return llama_like(hf, qk_norms=("q_norm", "k_norm"))
 
 
-# --- other families of one kind of layer
-
-
-def phi3(hf: HfConfig) -> list[str]:
-    return [*base(hf, eps=1e-5), *heads(hf), option("attention.window", limit(hf, hf.get("sliding_window"))), *plain_rope(hf)]
-
-
-def phi3_table(hf: HfConfig) -> list[Rule]:
-    width, queries = width_of_head(hf), hf["num_attention_heads"]
-    cut = rows(queries * width, key_heads(hf) * width, key_heads(hf) * width)
-    qkv = [ATTENTION + f"sublayer.{letter}.weight" for letter in "qkv"]
-    return llama_like(hf, more=[rule(LAYER + r"self_attn\.qkv_proj\.weight", *qkv, op=cut), gate_up(hf)])
-
-
-def olmo2_common(hf: HfConfig) -> list[str]:
-    bias = hf.get("attention_bias", False)
-    return [*base(hf, eps=1e-5), *heads(hf), *biases(hf, qkv=bias, out=bias), *qk_eps(hf, 1e-5)]
-
-
-def olmo2(hf: HfConfig) -> list[str]:
-    return [*olmo2_common(hf), *plain_rope(hf)]
-
-
-def olmo_table(hf: HfConfig) -> list[Rule]:
-    return llama_like(hf, norms=OUTPUT, qk_norms=("q_norm", "k_norm"))
-
-
-def granite(hf: HfConfig) -> list[str]:
-    multipliers = {
-        "embedding.scale": hf.get("embedding_multiplier", 1.0),
-        "residual.branch": hf.get("residual_multiplier", 1.0),
-        "attention.scale": hf.get("attention_multiplier", 1.0),
-        "head.scale": 1 / hf.get("logits_scaling", 1.0),
-    }
-    return [*llama(hf), *(option(key, float(value)) for key, value in multipliers.items())]
-
-
-def smollm3(hf: HfConfig) -> list[str]:
-    hf.only("use_sliding_window", [False], False)
-    attention, ffn = hf.get("attention_bias", False), hf.get("mlp_bias", False)
-    usual = [layer for layer in range(hf["num_hidden_layers"]) if (layer + 1) % 4 == 0]
-    turned = hf.get("no_rope_layers")
-    period = hf.get("no_rope_layer_interval", 4)
-    if turned is None:
-        turned = [int((layer + 1) % period != 0) for layer in range(hf["num_hidden_layers"])]
-    still = [layer for layer in range(hf["num_hidden_layers"]) if not turned[layer]]
-    overrides = [*base(hf, eps=1e-6, tied_head=True), *heads(hf), *biases(hf, qkv=attention, out=attention, ffn=ffn)]
-    return [*overrides, *plain_rope(hf, 2e6), *layers_where("nope", still, usual)]
-
-
-def glm_fraction(hf: HfConfig) -> float:
-    return float(rope_parameters(hf).get("partial_rotary_factor", hf.get("partial_rotary_factor", 0.5)))
-
-
-def glm(hf: HfConfig) -> list[str]:
-    turned = rope(hf, rope_parameters(hf), fraction=glm_fraction(hf))
-    return [*base(hf, eps=1.5625e-7), *heads(hf), *biases(hf, qkv=hf.get("attention_bias", True)), *turned]
-
-
-def glm_table(hf: HfConfig) -> list[Rule]:
-    return llama_like(hf, more=[gate_up(hf)], **interleaved(hf, glm_fraction(hf)))
-
-
-def glm4_table(hf: HfConfig) -> list[Rule]:
-    return llama_like(hf, norms=GLM_SANDWICH, more=[gate_up(hf)], **interleaved(hf, glm_fraction(hf)))
-
-
-def seed_oss(hf: HfConfig) -> list[str]:
-    chosen = biases(hf, qkv=hf.get("attention_bias", True), out=hf.get("attention_out_bias", False), ffn=hf.get("mlp_bias", False))
-    return [*base(hf, eps=1e-6), *heads(hf), *chosen, *plain_rope(hf)]
-
-
-def apertus(hf: HfConfig) -> list[str]:
-    bias = hf.get("attention_bias", False)
-    overrides = base(hf, eps=1e-5, gated=False, activation={"hidden_act": "xielu"})
-    return [*overrides, *heads(hf), *biases(hf, qkv=bias, out=bias), *qk_eps(hf, 1e-5), *plain_rope(hf, 1.2e7)]
-
-
-def apertus_table(hf: HfConfig) -> list[Rule]:
-    norms = {"attention_layernorm": ATTENTION + "input_norm", "feedforward_layernorm": FFN + "input_norm"}
-    activation = [
-        rule(LAYER + r"mlp\.act_fn\.(alpha_[pn])", FFN + r"sublayer.\2", op=shaped()),
-        skip(LAYER + r"mlp\.act_fn\.(beta|eps)"),  # constants of the formula
-    ]
-    return llama_like(hf, norms=norms, qk_norms=("q_norm", "k_norm"), more=activation)
-
-
-def ernie(hf: HfConfig) -> list[str]:
-    bias = hf.get("use_bias", False)
-    overrides = [*base(hf, eps=1e-5, tied_head=True), *heads(hf), *biases(hf, qkv=bias, out=bias, ffn=bias)]
-    return [*overrides, *plain_rope(hf, 5e5)]
-
-
-def hunyuan(hf: HfConfig) -> list[str]:
-    bias = hf.get("attention_bias", False)
-    turned = rope_parameters(hf)
-    if turned["rope_type"] == "dynamic" and turned.get("alpha"):  # called dynamic, but a fixed base
-        width = width_of_head(hf)
-        turned = {"rope_type": "default", "rope_theta": turned["rope_theta"] * turned["alpha"] ** (width / (width - 2))}
-    return [*base(hf, eps=1e-5), *heads(hf), *biases(hf, qkv=bias, out=bias), *qk_eps(hf, 1e-5), *rope(hf, turned)]
-
-
-def helium(hf: HfConfig) -> list[str]:
-    chosen = biases(hf, qkv=hf.get("attention_bias", False), ffn=hf.get("mlp_bias", False))
-    return [*base(hf, eps=1e-8), *heads(hf, grouped=False), *chosen, *plain_rope(hf, 1e5)]
-
-
-def bitnet(hf: HfConfig) -> list[str]:
-    bias = hf.get("attention_bias", False)
-    overrides = base(hf, eps=1e-5, activation={"hidden_act": "relu2"})
-    return [*overrides, *heads(hf), *biases(hf, qkv=bias, out=bias), *plain_rope(hf, 5e5)]
-
-
-def bitnet_table(hf: HfConfig) -> list[Rule]:
-    inner = [
-        rule(LAYER + r"self_attn\.attn_sub_norm\.weight", ATTENTION + "sublayer.inner_norm.weight"),
-        rule(LAYER + r"mlp\.ffn_sub_norm\.weight", FFN + "sublayer.inner_norm.weight"),
-    ]
-    return llama_like(hf, more=inner)
-
-
-def ministral3(hf: HfConfig) -> list[str]:
-    turned = rope_parameters(hf, 1e6)
-    floor, beta = turned["original_max_position_embeddings"], float(turned["llama_4_scaling_beta"])
-    reached = floor < hf["max_position_embeddings"] and beta > 0
-    sharpened = (
-        [option("attention.temperature.floor", floor), option("attention.temperature.beta", beta)]
-        if reached
-        else ["attention.temperature=null"]
-    )
-    window = option("attention.window", limit(hf, hf.get("sliding_window")))
-    return [*base(hf, eps=1e-5), *heads(hf), window, *sharpened, *rope(hf, turned)]
-
-
-def chameleon(hf: HfConfig) -> list[str]:
-    hf.only("swin_norm", [False], False)
-    attention, ffn = hf.get("attention_bias", False), hf.get("mlp_bias", False)
-    return [*base(hf, eps=1e-5), *heads(hf), *biases(hf, qkv=attention, out=attention, ffn=ffn), *plain_rope(hf)]
-
-
-def chameleon_table(hf: HfConfig) -> list[Rule]:
-    """Text only: the encoder of pictures is left out."""
-    return llama_like(hf, qk_norms=("q_norm", "k_norm"), more=[skip(r"model\.vqmodel\..*")])
-
-
-# --- the decoder of T5
-
-
-def t5(hf: HfConfig) -> list[str]:
-    """Its decoder without an encoder: what cross attention would add is left out."""
-    width, kind = hf["d_model"], hf.only("feed_forward_proj", ["relu", "gated-gelu"], "relu")
-    tied_head = hf.get("tie_word_embeddings", True)
-    named = HfConfig({**hf.raw, "n_positions": hf.get("n_positions", 512), "depth": hf.get("num_decoder_layers", hf["num_layers"])})
-    return [
-        *sizes(named, width="d_model", depth="depth", heads="num_heads", context="n_positions"),
-        option("norm.eps", float(hf.get("layer_norm_epsilon", 1e-6))),
-        *([] if kind == "gated-gelu" else ["ffn=relu"]),
-        *feed_forward(width, hf["d_ff"], gated=kind == "gated-gelu"),
-        option("attention.head_dim", hf["d_kv"]),
-        option("position.buckets", hf.get("relative_attention_num_buckets", 32)),
-        option("position.max_distance", hf.get("relative_attention_max_distance", 128)),
-        *([] if tied_head else ["head.kind=untied"]),
-        *([] if hf.get("scale_decoder_outputs", tied_head) else ["head.scale=1.0"]),
-    ]
-
-
-def t5_table(hf: HfConfig) -> list[Rule]:
-    block = r"decoder\.block\.(\d+)\.layer\."
-    sublayer = ATTENTION + "sublayer."
-    head = tied(r"lm_head\.weight", "embedding.table.weight")
-    return [
-        rule(r"shared\.weight", "embedding.table.weight"),
-        tied(r"decoder\.embed_tokens\.weight", "embedding.table.weight"),
-        head if hf.get("tie_word_embeddings", True) else rule(r"lm_head\.weight", "head.unembed.weight"),
-        skip(r"encoder\..*"),
-        skip(block + r"1\.(EncDecAttention|layer_norm)\..*"),
-        rule(block + r"0\.SelfAttention\.([qkv])\.weight", sublayer + r"\2.weight"),
-        rule(block + r"0\.SelfAttention\.o\.weight", sublayer + "out.weight"),
-        rule(block + r"0\.SelfAttention\.relative_attention_bias\.weight", "positions.0.table.weight"),
-        rule(block + r"0\.layer_norm\.weight", ATTENTION + "input_norm.weight"),
-        rule(block + r"2\.layer_norm\.weight", FFN + "input_norm.weight"),
-        rule(block + r"2\.DenseReluDense\.wi_0\.weight", FFN + "sublayer.gate.weight"),
-        rule(block + r"2\.DenseReluDense\.(wi|wi_1)\.weight", FFN + "sublayer.up.weight"),
-        rule(block + r"2\.DenseReluDense\.wo\.weight", FFN + "sublayer.down.weight"),
-        rule(r"decoder\.final_layer_norm\.weight", "norm.weight"),
-    ]
-
-
 FAMILIES = [
-    Family("llama", llama_arch, llama, llama_like),
-    Family("mistral", "mistral", mistral, llama_like),
-    Family("qwen2", "qwen2", qwen2, llama_like),
-    Family("qwen3", "qwen3", qwen3, qk_normed),
-    Family("olmo2", "olmo2", olmo2, olmo_table),
-    Family("phi3", "phi3", phi3, phi3_table),
-    Family("granite", "granite", granite, llama_like),
-    Family("smollm3", "smollm3", smollm3, lambda hf: llama_like(hf, tied_head=True)),
-    Family("glm", "glm", glm, glm_table),
-    Family("glm4", "glm4", glm, glm4_table),
-    Family("seed_oss", "seed_oss", seed_oss, llama_like),
-    Family("apertus", "apertus", apertus, apertus_table),
-    Family("ernie4_5", "ernie4_5", ernie, lambda hf: llama_like(hf, tied_head=True, **interleaved(hf))),
-    Family("hunyuan_v1_dense", "hunyuan_v1_dense", hunyuan, lambda hf: llama_like(hf, qk_norms=("query_layernorm", "key_layernorm"))),
-    Family("helium", "helium", helium, lambda hf: llama_like(hf, **interleaved(hf))),
-    Family("bitnet", "bitnet", bitnet, bitnet_table),
-    Family("ministral3", "ministral3", ministral3, llama_like),
-    Family("chameleon", "chameleon", chameleon, chameleon_table),
-    Family("t5", "t5", t5, t5_table),
+    family("llama", llama_arch, llama, llama_like),
+    family("mistral", "mistral", mistral, llama_like, num_key_value_heads=8),
+    family("qwen2", "qwen2", qwen2, llama_like, num_key_value_heads=32),
+    family("qwen3", "qwen3", qwen3, qk_normed, num_key_value_heads=32, head_dim=128),
 ]

@@ -417,10 +417,10 @@ def changed(key: str, value: Any, usual: Any) -> list[str]:
 
 def layers_where(name: str, layers: Sequence[int], usual: Sequence[int]) -> list[str]:
     """The rule `name` of the arch for these layers; `usual` are those that it has by itself."""
-    if list(layers) == list(usual):
-        return []
     if not layers:
         return [f"~layers.{name}"]
+    if list(layers) == list(usual):
+        return []
     return [f"~layers.{name}.where", f"layers.{name}.where.layers={text(list(layers))}"]
 
 

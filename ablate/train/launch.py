@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -16,12 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ablate.claim import ClaimLost, Owned
-from ablate.composition import compose
-from ablate.config import ARCHITECTURE, Config
+from ablate.composition import OF_ARCHITECTURE, compose, without
+from ablate.config import ARCHITECTURE, Config, same_architecture
 from ablate.data import Dataset, prepare
 from ablate.environment import environment
 from ablate.errors import ConfigError
 from ablate.files import read_object, write_text
+from ablate.matching import as_asked, match_line
 from ablate.report.compare import comparison
 from ablate.runs import Run, canonical, read_status, run_directory
 from ablate.train.loop import Stop, Training, Update, build, find_device, restore, run_steps
@@ -70,7 +70,7 @@ def launch(cfg: Config, overrides: list[str], config_dir: str | None = None) -> 
             run.close()
     finally:
         if read_status(directory).get("state") == "done":
-            if cfg.arch != "none" and same_architecture(cfg, shipped):  # the published one itself: against our baseline
+            if cfg.arch != "none" and same_architecture(as_asked(cfg), shipped):  # the published one itself: against our baseline
                 shipped, overrides = compose(), [text for text in overrides if text.lstrip("+") != f"arch={cfg.arch}"]
             console.print(comparison(cfg.results_dir, identity, baseline_identity(cfg, shipped, data), baseline_command(overrides)))
 
@@ -173,6 +173,8 @@ def introduce(training: Training, run: Run, say: Callable[[str], None]) -> None:
     )
     if abs(counts.ffn_parameter_error) > 1e-4:
         say(f"feed-forward width {counts.ffn_width}: {counts.ffn_parameter_error:+.2%} parameters against the plain MLP of its ratio")
+    if line := match_line(cfg):
+        say(line)
     for notice in training.data.notices:
         say(f"note: {notice}")
 
@@ -229,19 +231,13 @@ def result(directory: Path) -> str:
     return f"{loss}; {work}, {found['flop_utilisation']:.0%} of the FLOPs of a matrix product"
 
 
-def same_architecture(cfg: Config, other: Config) -> bool:
-    """Whether two configs choose alike on every axis of architecture."""
-    return all(getattr(cfg, axis) == getattr(other, axis) for axis in (*ARCHITECTURE, "layers"))
-
-
 def baseline_identity(cfg: Config, baseline: Config, data: Dataset) -> dict[str, Any]:
-    """The identity of this run with every architecture axis at the baseline's, and all else as it is."""
+    """The identity of this run with every architecture axis at the baseline's, and all else as it was asked for."""
     changes = {axis: getattr(baseline, axis) for axis in (*ARCHITECTURE, "layers")}
-    return canonical(cfg.model_copy(update=changes), data.content_hash)
+    return canonical(as_asked(cfg).model_copy(update=changes), data.content_hash)
 
 
 def baseline_command(overrides: list[str]) -> str:
     """The command of the baseline: what was typed, less the choices of architecture."""
-    axes = {*ARCHITECTURE, "layers", "stability", "rerun"}
-    kept = [text.lstrip("+") for text in overrides if re.split(r"[=.@/]", text.lstrip("+~"))[0] not in axes]
+    kept = [text.lstrip("+") for text in without(overrides, {*OF_ARCHITECTURE, "rerun"})]
     return " ".join(["python -m ablate", *map(shlex.quote, kept)])

@@ -25,6 +25,7 @@ from ablate.data.batches import Batches
 from ablate.environment import DTYPES, matmul_peak
 from ablate.errors import ConfigError
 from ablate.files import write_json
+from ablate.matching import MATCH
 from ablate.model.count import Counts, count
 from ablate.model.dropout import DROPOUT
 from ablate.model.init import INIT
@@ -32,9 +33,11 @@ from ablate.model.moe import update_selection_bias
 from ablate.model.transformer import Outputs, Transformer
 from ablate.runs import Run
 from ablate.train import checkpoint
+from ablate.train.curves import length_extrapolation, loss_by_position
 from ablate.train.evaluate import Evaluation, evaluate
 from ablate.train.loss import LOSS, Parts
 from ablate.train.optim import OPTIM
+from ablate.train.probes import NoProbe, Probe, is_due
 from ablate.train.schedule import SCHEDULE, Schedule
 
 COMPILE_PAYS_FROM_FLOPS = {"cpu": 5e13, "cuda": 5e15}
@@ -181,7 +184,8 @@ def run_steps(training: Training, run: Run, stop: Stop) -> Iterator[Update]:
             return
     run.check_owned()
     evaluation = evaluation or evaluate_now(training)  # a checkpoint of the last step needs it again
-    write_json(run.directory / "summary.json", summary(training, evaluation))  # first: a full disk must not cost the result
+    result = {**summary(training, evaluation), **curves(training)}
+    write_json(run.directory / "summary.json", result)  # first: a full disk must not cost the result
     if cfg.checkpoint.keep_final:
         try:
             checkpoint.save_weights(run.directory / "model.safetensors", training.model)
@@ -195,19 +199,9 @@ def train_step(training: Training) -> dict[str, float]:
     """One update: batch, forward, backward, clip, step. The row it gives has cross-entropy as `loss`, in nats per token."""
     cfg, start = training.cfg, time.perf_counter()
     inputs_BT, targets_BT = training.batches(training.step)
-    micro = cfg.train.micro_batch_size
-    parts: dict[str, Tensor] = {}
-    loads: list[list[Tensor]] = []
-    if training.drops:
-        torch.manual_seed(step_seed(cfg.init_seed, training.step))  # so that a resumed run drops the same
-    for inputs, targets in zip(inputs_BT.split(micro), targets_BT.split(micro), strict=True):
-        share = len(inputs) / len(inputs_BT)
-        with autocast(training):
-            outputs = training.model.run(inputs.to(training.device))
-            total, found = training.loss(outputs, targets.to(training.device))
-        (total * share).backward()
-        parts = {name: parts.get(name, 0) + part.detach() * share for name, part in found.items()}
-        loads.append([stats.load_E for stats in outputs.found])
+    probe = probe_of(training)
+    parts, loads = gradients(training, inputs_BT, targets_BT)
+    probe.before_update(inputs_BT)
     grad_norm = nn.utils.clip_grad_norm_(training.model.parameters(), cfg.train.grad_clip, foreach=True)
     lr = training.lr * training.schedule.factor(training.step, cfg.steps)
     for optimizer in training.optimizers:
@@ -215,10 +209,12 @@ def train_step(training: Training) -> dict[str, float]:
             group["lr"] = lr * group["rate"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    update_selection_bias(training.model, [sum(layer) for layer in zip(*loads, strict=True)])  # type: ignore[misc]
+    update_selection_bias(training.model, loads)
+    probe.after_update(loads)
     losses = {name: value.item() for name, value in parts.items()}
+    seen = probe.row()
     training.step += 1
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start - probe.seconds
     training.seconds += seconds
     return {
         "step": training.step,
@@ -230,7 +226,33 @@ def train_step(training: Training) -> dict[str, float]:
         "seconds": seconds,
         "tokens_per_second": cfg.batch_tokens / seconds,
         "flop_utilisation": utilisation(training, cfg.batch_tokens / seconds),
+        **seen,
     }
+
+
+def probe_of(training: Training) -> NoProbe:
+    """What looks at the next step: nothing, but for each `probes.every_steps`-th."""
+    if not is_due(training.step + 1, training.cfg.probes.every_steps, training.cfg.steps):
+        return NoProbe()
+    return Probe(training.model, training.device, lambda: autocast(training))
+
+
+def gradients(training: Training, inputs_BT: Tensor, targets_BT: Tensor) -> tuple[Parts, list[Tensor]]:
+    """Forward and backward, in micro-batches; gives the parts of the loss, and the load of each router."""
+    micro = training.cfg.train.micro_batch_size
+    parts: Parts = {}
+    loads: list[list[Tensor]] = []
+    if training.drops:
+        torch.manual_seed(step_seed(training.cfg.init_seed, training.step))  # so that a resumed run drops the same
+    for inputs, targets in zip(inputs_BT.split(micro), targets_BT.split(micro), strict=True):
+        share = len(inputs) / len(inputs_BT)
+        with autocast(training):
+            outputs = training.model.run(inputs.to(training.device))
+            total, found = training.loss(outputs, targets.to(training.device))
+        (total * share).backward()
+        parts = {name: parts.get(name, 0) + part.detach() * share for name, part in found.items()}
+        loads.append([stats.load_E for stats in outputs.found])
+    return parts, [torch.stack(layer).sum(0) for layer in zip(*loads, strict=True)]
 
 
 def step_seed(seed: int, step: int) -> int:
@@ -271,6 +293,29 @@ def evaluate_now(training: Training) -> Evaluation:
         training.model.train()
 
 
+def curves(training: Training) -> dict[str, Any]:
+    """What the final evaluation also gives: loss by position, and loss of the same targets at longer contexts."""
+    cfg, model, eval_set = training.cfg, training.model, training.data.eval_set
+    model.train(not training.drops)
+    try:
+        with autocast(training):
+            by_position = loss_by_position(
+                model,
+                eval_set,
+                context=cfg.model.context,
+                batch_size=cfg.train.micro_batch_size,
+                device=training.device,
+                grad=training.compiled,
+            )
+    finally:
+        model.train()
+    return {
+        "loss_by_position": by_position.buckets(),
+        "loss_at_position": by_position.curve(),
+        "length_extrapolation": length_extrapolation(cfg, model.state_dict(), eval_set, training.device, cfg.eval.extend),
+    }
+
+
 def evaluation_row(training: Training, evaluation: Evaluation) -> dict[str, float | int]:
     row: dict[str, float | int] = {"step": training.step, "tokens": training.step * training.cfg.batch_tokens, "eval/loss": evaluation.loss}
     if evaluation.bits_per_byte is not None:
@@ -287,7 +332,7 @@ def collapsed(training: Training, evaluation: Evaluation) -> bool:
     long_enough = training.step - marked_step >= cfg.steps / 10
     if long_enough:
         training.mark = (training.step, evaluation.loss)
-    if evaluation.loss < training.data.unigram_entropy:
+    if evaluation.loss < training.data.collapse_loss:
         return False
     patience = max(training.schedule.warmup_steps(cfg.steps), cfg.train.collapse_after * cfg.steps)
     return training.step == cfg.steps or (training.step > patience and long_enough and evaluation.loss > marked_loss - STILL_FALLING)
@@ -315,6 +360,7 @@ def summary(training: Training, evaluation: Evaluation) -> dict[str, Any]:
         "bits_per_byte": evaluation.bits_per_byte,
         "eval_bytes": training.data.eval_set.bytes,
         "eval_tokens": evaluation.tokens,
+        **({} if evaluation.accuracy is None else {"eval_accuracy": evaluation.accuracy}),
         "steps": training.step,
         "tokens": tokens,
         "epochs": training.batches.epochs(training.step),
@@ -324,6 +370,7 @@ def summary(training: Training, evaluation: Evaluation) -> dict[str, Any]:
         "parameters": training.counts.parameters,
         "training_flops": training.counts.training_flops_per_token * tokens,
         "ffn_parameter_error": training.counts.ffn_parameter_error,
+        "match": achieved.model_dump() if (achieved := MATCH.build(cfg.match).achieved) else None,
         "compiled": training.compiled,
         "unigram_entropy": training.data.unigram_entropy,
         "init_seed": cfg.init_seed,

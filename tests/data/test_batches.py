@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.data import EvalSet
-from ablate.data.batches import Batches, eval_batches
+from ablate.data.batches import Batches, Windows, eval_batches
 from ablate.data.source import Tokens
 from ablate.errors import ConfigError
 
@@ -19,8 +19,8 @@ def counting(size: int) -> Tokens:
     return Tokens([np.arange(size, dtype=np.uint32)])
 
 
-def batches(size: int = 1000, *, context: int = 9, batch_size: int = 4, data_seed: int = 0) -> Batches:
-    return Batches(counting(size), context=context, batch_size=batch_size, data_seed=data_seed)
+def batches(size: int = 1000, *, context: int = 9, batch_size: int = 4, data_seed: int = 0) -> Windows:
+    return Windows(counting(size), context=context, batch_size=batch_size, data_seed=data_seed)
 
 
 def test_targets_are_the_next_inputs() -> None:
@@ -67,7 +67,7 @@ def test_epochs_are_counted() -> None:
 
 
 def test_a_batch_may_be_longer_than_an_epoch() -> None:
-    taken = Batches(counting(25), context=9, batch_size=7, data_seed=0)
+    taken = Windows(counting(25), context=9, batch_size=7, data_seed=0)
     inputs_BT, targets_BT = taken(5)
     assert inputs_BT.shape == (7, 9)
     assert int(targets_BT.max()) < 25

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from functools import cache, reduce
 from typing import Any
 
+import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from ablate.composition import compose
 from ablate.config import ARCHITECTURE, AXES, Config, build_model, parse
-from ablate.shipped import conf_dir, shipped
 from ablate.model.transformer import Transformer
+from ablate.registry import Options, Registry
+from ablate.shipped import conf_dir, shipped
 from ablate.train.loss import LOSS
 
 QUIET_COMPILER = ("ignore:The .grad attribute of a Tensor:UserWarning", "ignore:`torch.jit:DeprecationWarning")
@@ -24,9 +27,22 @@ def yaml_words(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
 
 
+_shipped = cache(shipped)
+
+
 def yaml_of(group: str, word: str) -> dict[str, Any]:
     """What a YAML gives its group, nested variants and inherited values too."""
-    return shipped(group, word)
+    return deepcopy(_shipped(group, word))
+
+
+@cache
+def _model_of(registry: Registry[Any], word: str) -> type[Options]:
+    return registry.options(word)
+
+
+def options_of(registry: Registry[Any], word: str, **options: Any) -> Options:
+    """The options of a variant as its YAML gives them, but for those given."""
+    return _model_of(registry, word).model_validate({**yaml_of(registry.axis, word), **options})
 
 
 @cache
@@ -64,6 +80,9 @@ def nested_groups() -> list[str]:
 CHOICES = [f"{group}={word}" for group in [*ARCHITECTURE, *nested_groups()] for word in yaml_words(group)]
 """Every choice on every architecture axis, found in conf/ without being asked."""
 
+PRESETS = [choice for choice in CHOICES if yaml_of(*choice.split("="))["kind"] != choice.partition("=")[2]]
+"""Choices that are a registered variant with other options: the parity rows test them too, so here most of their tests are slow."""
+
 STABILITY = [f"stability={word}" for word in yaml_words("stability")]
 
 BASELINE = [
@@ -73,8 +92,13 @@ BASELINE = [
     for group, words in item.items()
 ]
 
-DIFFERENT = [choice for choice in [*CHOICES, *STABILITY] if choice not in BASELINE]
+DIFFERENT = [choice for choice in [*CHOICES, *STABILITY] if choice not in [*BASELINE, *(f"{group}=none" for group in nested_groups())]]
 """The choices that are not the baseline's own."""
+
+
+def quick_first(choices: list[str]) -> list[Any]:
+    """Parameters for a test: presets are slow."""
+    return [pytest.param(choice, marks=pytest.mark.slow) if choice in PRESETS else choice for choice in choices]
 
 
 def tokens_of(cfg: Config, sequences: int = 2, seed: int = 0) -> Tensor:
@@ -98,9 +122,10 @@ def randomise(module: nn.Module, seed: int = 0) -> None:
 
 
 def random_model(cfg: Config, seed: int = 0) -> Transformer:
+    """With random parameters, as it is evaluated: nothing is dropped out."""
     model = build_model(cfg)
     randomise(model, seed)
-    return model
+    return model.eval()
 
 
 def loss_of(cfg: Config, model: Transformer) -> Tensor:
@@ -123,10 +148,20 @@ def max_difference(first: Tensor, second: Tensor) -> float:
 
 def differ(first: Config, second: Config) -> bool:
     """Other parameters, other initial numbers, or another loss from the same numbers."""
-    initial = [{name: parameter.detach() for name, parameter in build_model(cfg).named_parameters()} for cfg in (first, second)]
-    shapes = [{name: parameter.shape for name, parameter in parameters.items()} for parameters in initial]
+    return change_of(first, second) is not None
+
+
+def change_of(first: Config, second: Config) -> str | None:
+    """What differs between the models of two configs, in words; None when nothing does."""
+    models = [build_model(cfg) for cfg in (first, second)]
+    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in models]
     if shapes[0] != shapes[1]:
-        return True
-    moved = max(max_difference(initial[0][name], initial[1][name]) for name in initial[0])
-    losses = [loss_of(cfg, random_model(cfg)).item() for cfg in (first, second)]
-    return moved > 1e-3 or abs(losses[0] - losses[1]) > 1e-4
+        sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
+        return f"parameters: {sizes[0]:,} to {sizes[1]:,}" if sizes[0] != sizes[1] else "shapes or names of tensors"
+    initial = [dict(model.named_parameters()) for model in models]
+    moved = max(max_difference(initial[0][name].detach(), initial[1][name].detach()) for name in initial[0])
+    if moved > 1e-3:
+        return f"first numbers: by up to {moved:.3f}"
+    losses = [loss_of(cfg, random_model(cfg).train()).item() for cfg in (first, second)]
+    apart = abs(losses[0] - losses[1])
+    return f"loss: {losses[0]:.4f} to {losses[1]:.4f}" if apart > 1e-4 else None

@@ -15,10 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.utils import logging
 
 from ablate.model.transformer import Transformer
-from ablate.pretrained import build, family_of
+from ablate.pretrained import config_of, family_of, model_of
 from ablate.pretrained.tables import convert
+
+logging.set_verbosity_error()  # transformers remarks on configs as small as these
 
 VOCABULARY = 320
 TOKENS = 24
@@ -94,8 +97,8 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 def our_model(case: Case, theirs: Any) -> Transformer:
     """Our model of their config, with their weights."""
-    _, ours = build(theirs.config.to_dict(), weights_of(theirs), case.overrides)
-    return ours
+    config = theirs.config.to_dict()
+    return model_of(config_of(config, case.overrides), config, weights_of(theirs))
 
 
 def tokens_of(seed: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -84,6 +85,16 @@ FALCON = {
     "layer_norm_epsilon": EPS,
     "ffn_hidden_size": INNER,
 }
+NEO = {
+    "max_position_embeddings": TOKENS,
+    "hidden_size": WIDTH,
+    "num_layers": DEPTH,
+    "num_heads": HEADS,
+    "intermediate_size": INNER,
+    "window_size": 5,
+    "layer_norm_epsilon": EPS,
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 BLOOM = {"n_layer": DEPTH, "layer_norm_epsilon": EPS}
 MARIAN: dict[str, Any] = {
     "d_model": WIDTH,
@@ -102,6 +113,14 @@ MARIAN: dict[str, Any] = {
 }
 
 
+@torch.no_grad()
+def small_embeddings(model: nn.Module) -> None:
+    """Where the code of a family fixes eps at 1e-5, the first norm must see as little."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.weight *= 0.003
+
+
 def without_encoder(model: nn.Module) -> None:
     """A decoder that no encoder feeds: its cross attention never runs, and its weights go."""
     for layer in model.model.decoder.layers:  # type: ignore[union-attr]
@@ -115,7 +134,7 @@ def marian_logits(model: Any, tokens_BT: Tensor) -> Tensor:
 CASES = [
     Case("gpt2", tiny(GPT2LMHeadModel, GPT2Config, **GPT, n_inner=INNER), quick=True),
     Case("gpt1", tiny(OpenAIGPTLMHeadModel, OpenAIGPTConfig, **GPT)),
-    Case("opt", tiny(OPTForCausalLM, OPTConfig, **OPT, word_embed_proj_dim=WIDTH), unused=2 * WIDTH),
+    Case("opt", tiny(OPTForCausalLM, OPTConfig, **OPT, word_embed_proj_dim=WIDTH), unused=2 * WIDTH, prepare=small_embeddings),
     Case(
         "opt-350m",
         tiny(OPTForCausalLM, OPTConfig, **OPT, word_embed_proj_dim=32, do_layer_norm_before=False),
@@ -132,26 +151,14 @@ CASES = [
         "bert-causal",
         tiny(BertLMHeadModel, BertConfig, **LLAMA, is_decoder=True, layer_norm_eps=EPS),
         unused=2 * WIDTH,
-        quick=True,
     ),
     Case(
         "gpt_neo",
-        tiny(
-            GPTNeoForCausalLM,
-            GPTNeoConfig,
-            max_position_embeddings=TOKENS,
-            hidden_size=WIDTH,
-            num_layers=DEPTH,
-            num_heads=HEADS,
-            intermediate_size=INNER,
-            attention_types=[[["global", "local"], DEPTH // 2]],
-            window_size=5,
-            layer_norm_epsilon=EPS,
-        ),
+        tiny(GPTNeoForCausalLM, GPTNeoConfig, **NEO, attention_types=[[["global", "local"], DEPTH // 2]]),
         quick=True,
     ),
     Case("gptj", tiny(GPTJForCausalLM, GPTJConfig, **GPT, n_inner=INNER, rotary_dim=8), quick=True),
-    Case("gpt_neox", tiny(GPTNeoXForCausalLM, GPTNeoXConfig, **LLAMA, **rope(fraction=0.25), layer_norm_eps=EPS), quick=True),
+    Case("gpt_neox", tiny(GPTNeoXForCausalLM, GPTNeoXConfig, **LLAMA, **rope(fraction=0.25), layer_norm_eps=EPS)),
     Case(
         "gpt_neox(serial)",
         tiny(GPTNeoXForCausalLM, GPTNeoXConfig, **LLAMA, **rope(fraction=0.25), layer_norm_eps=EPS, use_parallel_residual=False),
@@ -170,7 +177,6 @@ CASES = [
             bias=True,
             attn_implementation="sdpa",
         ),
-        quick=True,
     ),
     Case("phi", tiny(PhiForCausalLM, PhiConfig, **GROUPED, **rope(fraction=0.5), layer_norm_eps=EPS)),
     Case("phi(qk-ln)", tiny(PhiForCausalLM, PhiConfig, **GROUPED, **rope(fraction=0.5), layer_norm_eps=EPS, qk_layernorm=True)),
@@ -178,7 +184,6 @@ CASES = [
     Case(
         "cohere2",
         tiny(Cohere2ForCausalLM, Cohere2Config, **GROUPED, **rope(), layer_norm_eps=EPS, sliding_window=5),
-        quick=True,
     ),
     Case("bloom", tiny(BloomForCausalLM, BloomConfig, **BLOOM, hidden_size=WIDTH, n_head=HEADS, seq_length=TOKENS)),
     Case("bloom(6 heads)", tiny(BloomForCausalLM, BloomConfig, **BLOOM, hidden_size=96, n_head=6, seq_length=TOKENS), quick=True),
@@ -194,9 +199,8 @@ CASES = [
             layer_norm_epsilon=EPS,
             attn_config={"clip_qkv": 1.0},
         ),
-        quick=True,
     ),
-    Case("olmo", tiny(OlmoForCausalLM, OlmoConfig, **GROUPED, **rope(), clip_qkv=1.0), quick=True),
+    Case("olmo", tiny(OlmoForCausalLM, OlmoConfig, **GROUPED, **rope(), clip_qkv=1.0), prepare=small_embeddings),
     Case(
         "stablelm",
         tiny(
@@ -215,5 +219,89 @@ CASES = [
         tiny(StableLmForCausalLM, StableLmConfig, **GROUPED, **rope(fraction=0.25), layer_norm_eps=EPS, use_parallel_residual=True),
     ),
     Case("starcoder2", tiny(Starcoder2ForCausalLM, Starcoder2Config, **GROUPED, **rope(), norm_epsilon=EPS, sliding_window=5)),
-    Case("nemotron", tiny(NemotronForCausalLM, NemotronConfig, **GROUPED, **rope(fraction=0.5), norm_eps=EPS), quick=True),
+    Case("nemotron", tiny(NemotronForCausalLM, NemotronConfig, **GROUPED, **rope(fraction=0.5), norm_eps=EPS)),
+    # Checkpoints that differ from their row: what the importer has to change.
+    Case(
+        "opt(galactica)",
+        tiny(OPTForCausalLM, OPTConfig, **OPT, word_embed_proj_dim=WIDTH, enable_bias=False, activation_function="gelu"),
+        unused=2 * WIDTH,
+    ),
+    Case("gpt_neo(global)", tiny(GPTNeoForCausalLM, GPTNeoConfig, **NEO, attention_types=[[["global"], DEPTH]])),
+    Case("gpt_neo(local first)", tiny(GPTNeoForCausalLM, GPTNeoConfig, **NEO, attention_types=[[["local", "global"], DEPTH // 2]])),
+    Case(
+        "gpt_neox(linear)",
+        tiny(
+            GPTNeoXForCausalLM,
+            GPTNeoXConfig,
+            **LLAMA,
+            rope_parameters=LINEAR,
+            layer_norm_eps=EPS,
+            attention_bias=False,
+            tie_word_embeddings=True,
+        ),
+    ),
+    Case(
+        "falcon-11b",
+        tiny(
+            FalconForCausalLM, FalconConfig, **FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, bias=True
+        ),
+    ),
+    Case("falcon(serial, mha)", tiny(FalconForCausalLM, FalconConfig, **FALCON, multi_query=False, parallel_attn=False)),
+    Case("phi(mqa)", tiny(PhiForCausalLM, PhiConfig, **LLAMA, num_key_value_heads=1, **rope(fraction=0.5), layer_norm_eps=EPS)),
+    Case("command-r", tiny(CohereForCausalLM, CohereConfig, **LLAMA, **rope(8e6), layer_norm_eps=EPS, attention_bias=True)),
+    Case(
+        "cohere2(every other)",
+        tiny(
+            Cohere2ForCausalLM,
+            Cohere2Config,
+            **GROUPED,
+            **rope(),
+            layer_norm_eps=EPS,
+            sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            tie_word_embeddings=False,
+        ),
+    ),
+    Case("cohere2(wide window)", tiny(Cohere2ForCausalLM, Cohere2Config, **GROUPED, **rope(), layer_norm_eps=EPS, sliding_window=TOKENS)),
+    Case(
+        "stablelm-2-1.6b",
+        tiny(
+            StableLmForCausalLM,
+            StableLmConfig,
+            **LLAMA,
+            num_key_value_heads=HEADS,
+            **rope(fraction=0.25),
+            layer_norm_eps=EPS,
+            use_qkv_bias=True,
+        ),
+    ),
+    Case(
+        "stablelm-2-12b",
+        tiny(
+            StableLmForCausalLM,
+            StableLmConfig,
+            **GROUPED,
+            **rope(fraction=0.25),
+            layer_norm_eps=EPS,
+            qk_layernorm=True,
+            use_parallel_residual=True,
+        ),
+    ),
+    Case(
+        "starcoder2(no bias)",
+        tiny(Starcoder2ForCausalLM, Starcoder2Config, **GROUPED, **rope(), norm_epsilon=EPS, use_bias=False, tie_word_embeddings=False),
+    ),
+    Case(
+        "nemotron(wide heads, biases)",
+        tiny(
+            NemotronForCausalLM,
+            NemotronConfig,
+            **GROUPED,
+            **rope(fraction=0.5),
+            norm_eps=EPS,
+            head_dim=32,
+            attention_bias=True,
+            mlp_bias=True,
+        ),
+    ),
 ]

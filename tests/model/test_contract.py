@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
-from ablate.config import ARCHITECTURE, AXES, Config, build_model
+from ablate.config import ARCHITECTURE, AXES, Config, build_model, meta_model
 from ablate.errors import ConfigError
 from ablate.model.transformer import Transformer
+from ablate.train.loss import LOSS
 from tests.model.conftest import (
     CHOICES,
     DIFFERENT,
@@ -24,10 +25,11 @@ from tests.model.conftest import (
     composed,
     differ,
     gradients_of,
-    loss_of,
     max_difference,
+    quick_first,
     random_model,
     small,
+    targets_of,
     tokens_of,
     yaml_of,
     yaml_words,
@@ -35,9 +37,10 @@ from tests.model.conftest import (
 
 VARIANTS = [(axis, word) for axis, registry in AXES.items() for word in registry.words()]
 FILES = [(axis, word) for axis in AXES for word in yaml_words(axis)]
-ALL_CHOICES = [*CHOICES, *STABILITY]
+ALL_CHOICES = quick_first([*CHOICES, *STABILITY])
 STABILITY_WORDS = [word for word in yaml_words("stability") if word != "none"]
 NEEDING_DATA = ("data", "tokenizer")
+AS_CHOSEN = [axis for axis in AXES if axis not in (*NEEDING_DATA, "match")]  # match sets values of others: tests/test_matching.py
 
 
 # --- YAML and signature
@@ -59,15 +62,19 @@ def test_a_yaml_gives_exactly_the_options_of_the_signature(axis: str, word: str)
     assert set(given) == set(AXES[axis].options(given["kind"]).model_fields)
 
 
-@pytest.mark.parametrize("row", range(max(len(yaml_words(axis)) for axis in AXES if axis not in NEEDING_DATA)))
+@pytest.mark.parametrize("row", range(max(len(yaml_words(axis)) for axis in AS_CHOSEN)))
 def test_hydra_composes_every_choice_as_its_yaml_says(row: int) -> None:
-    chosen = {axis: yaml_words(axis)[row % len(yaml_words(axis))] for axis in AXES if axis not in NEEDING_DATA}
-    cfg = composed(*(f"{axis}={word}" for axis, word in chosen.items()))
+    chosen = {axis: yaml_words(axis)[row % len(yaml_words(axis))] for axis in AS_CHOSEN}
+    choices = [f"{axis}={word}" for axis, word in chosen.items()]
+    try:
+        cfgs = dict.fromkeys(chosen, composed(*choices))
+    except ConfigError:  # some do not go together
+        cfgs = {axis: composed(choice) for axis, choice in zip(chosen, choices, strict=True)}
     for axis, word in chosen.items():
         given = yaml_of(axis, word)
         if axis == "optim":
             given["lr"] = composed().optim.lr  # the scale says
-        assert getattr(cfg, axis).model_dump() == AXES[axis].options(given["kind"]).model_validate(given).model_dump(), axis
+        assert getattr(cfgs[axis], axis).model_dump() == AXES[axis].options(given["kind"]).model_validate(given).model_dump(), axis
 
 
 @pytest.mark.parametrize("row", range(max(len(yaml_words(axis)) for axis in NEEDING_DATA)))
@@ -89,7 +96,7 @@ def asked_for(overrides: list[str]) -> set[str]:
 @pytest.mark.parametrize("word", yaml_words("scale"))
 def test_every_scale_composes_with_every_stability_choice_at_once(word: str) -> None:
     cfg = composed(f"scale={word}", f"stability=[{','.join(STABILITY_WORDS)}]")
-    assert cfg.attention.qk_norm.kind == "rmsnorm"
+    assert cfg.attention.qk_norm.kind == "head"
     assert cfg.model.width == 32, "a key of the command line stands above the scale"
 
 
@@ -104,9 +111,10 @@ def test_logits_are_float32_scores_of_every_vocabulary_entry(choice: str) -> Non
 
 
 @pytest.mark.parametrize("choice", ALL_CHOICES)
-def test_loss_starts_near_that_of_a_uniform_guess(choice: str) -> None:
-    cfg = changed(small(choice), "loss.z_loss", 0.0)
-    assert loss_of(cfg, build_model(cfg)).item() == pytest.approx(5.545, abs=0.6)  # log 256
+def test_cross_entropy_starts_near_that_of_a_uniform_guess(choice: str) -> None:
+    cfg = small(choice)
+    _, parts = LOSS.build(cfg.loss)(build_model(cfg).run(tokens_of(cfg)), targets_of(cfg))
+    assert parts["cross_entropy"].item() == pytest.approx(5.545, abs=0.8)  # log 256
 
 
 @pytest.mark.parametrize("choice", ALL_CHOICES)
@@ -126,9 +134,15 @@ def assert_all_parameters_learn(cfg: Config) -> None:
 def test_logits_depend_on_every_token_up_to_their_own_and_on_none_after(choice: str, dtype: torch.dtype) -> None:
     cfg = small(choice)
     influence_TT = influence(random_model(cfg), tokens_of(cfg, sequences=1)[:, :8], dtype)
-    past_and_self = torch.ones_like(influence_TT, dtype=torch.bool).tril()
-    assert (influence_TT[~past_and_self] == 0).all()
-    assert (influence_TT[past_and_self] > 0).all()
+    assert torch.equal(influence_TT > 0, reached(cfg, tokens=8))
+
+
+def reached(cfg: Config, tokens: int) -> Tensor:
+    """Which tokens can be heard of at which, through all layers: everything up to itself, unless every layer looks less far."""
+    t_T, heard_TT = torch.arange(tokens), torch.eye(tokens)
+    for attention in meta_model(cfg).attentions:
+        heard_TT = attention.reach.sees(t_T[:, None], t_T[None, :]).float() @ heard_TT
+    return heard_TT > 0
 
 
 def influence(model: Transformer, tokens_1T: Tensor, dtype: torch.dtype) -> Tensor:
@@ -140,6 +154,7 @@ def influence(model: Transformer, tokens_1T: Tensor, dtype: torch.dtype) -> Tens
         return embedded[0]
 
     hook = model.embedding.register_forward_hook(keep)
+    torch.manual_seed(0)  # of dropout
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
         logits_1TV = model(tokens_1T)
     hook.remove()
@@ -155,8 +170,10 @@ def test_a_future_token_does_not_move_past_logits(choice: str) -> None:
     other = tokens.clone()
     other[:, 9] = (other[:, 9] + 1) % 256
     before, after = model(tokens), model(other)
-    assert torch.equal(before[:, :9], after[:, :9])
-    assert (before[:, 9:] != after[:, 9:]).any(-1).all()
+    # Not to the bit: the matrix products of experts are cut at places that depend on all tokens.
+    assert max_difference(before[:, :9], after[:, :9]) < 1e-5 * max(1, before.abs().max())
+    changed_T = (before[:, 9:] - after[:, 9:]).abs().amax((0, 2)) > 1e-3
+    assert torch.equal(changed_T, reached(cfg, tokens=16)[9:, 9])
 
 
 @pytest.mark.parametrize("choice", ALL_CHOICES)
@@ -208,7 +225,7 @@ def test_no_parameter_is_left_with_what_was_in_memory(choice: str, poisoned_memo
         assert torch.isfinite(parameter).all(), name
 
 
-@pytest.mark.parametrize("choice", [choice for choice in DIFFERENT if not choice.startswith("init=")])
+@pytest.mark.parametrize("choice", quick_first([choice for choice in DIFFERENT if not choice.startswith("init=")]))
 def test_parameters_shared_with_the_baseline_start_from_the_same_numbers(choice: str) -> None:
     baseline = dict(build_model(small()).named_parameters())
     shared = {n: p for n, p in build_model(small(choice)).named_parameters() if n in baseline and p.shape == baseline[n].shape}
@@ -220,7 +237,7 @@ def test_parameters_shared_with_the_baseline_start_from_the_same_numbers(choice:
 # --- no switch is dead
 
 
-@pytest.mark.parametrize("choice", DIFFERENT)
+@pytest.mark.parametrize("choice", quick_first(DIFFERENT))
 def test_a_choice_changes_parameters_or_loss(choice: str) -> None:
     assert differ(small(), small(choice))
 
@@ -232,22 +249,25 @@ def test_two_stability_choices_combine_and_both_do_something(first: str, second:
     assert differ(both, small(f"stability={second}"))
 
 
-@pytest.mark.parametrize("word", yaml_words("attention"))
+@pytest.mark.parametrize("word", ARCHITECTURE["attention"].words())
 def test_stability_works_on_every_attention(word: str) -> None:
+    words = [stability for stability in STABILITY_WORDS if (word, stability) != ("mla", "qk_norm")]
     plain = small(f"attention={word}").attention
-    cfg = composed(f"attention={word}", f"stability=[{','.join(STABILITY_WORDS)}]")
-    assert cfg.attention.kind == word
-    assert cfg.attention.model_dump(exclude={"qk_norm", "soft_cap"}) == plain.model_dump(exclude={"qk_norm", "soft_cap"})
+    cfg = composed(f"attention={word}", f"stability=[{','.join(words)}]")
+    changed_by_them = {"qk_norm", "soft_cap"}
+    assert cfg.attention.model_dump(exclude=changed_by_them) == plain.model_dump(exclude=changed_by_them)
     assert_all_parameters_learn(cfg)
 
 
 @pytest.mark.parametrize("word", ARCHITECTURE["norm"].words())
 def test_every_norm_can_be_the_norm_of_queries_and_keys(word: str) -> None:
-    cfg = changed(small(), "attention.qk_norm", yaml_of("norm", word))
+    if word == "none":
+        with pytest.raises(ConfigError, match="choose attention/qk_norm=none"):
+            changed(small("attention/qk_norm=head"), "attention.qk_norm.norm", {"kind": "none"})
+        return
+    cfg = changed(small("attention/qk_norm=head"), "attention.qk_norm.norm", yaml_of("norm", word))
     assert_all_parameters_learn(cfg)
-    assert (cfg == small()) == (word == "none")
-    if word != "none":
-        assert differ(cfg, small())
+    assert differ(cfg, small())
 
 
 # --- compiling

@@ -77,10 +77,8 @@ def test_feed_forward_is_what_the_formula_in_float64_gives(word: str, bias: bool
         nn.init.constant_(module.alpha_n, -0.2)
     x_TD = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
     up_TF = linear_in_float64(module.up, x_TD)
-    if word in GATED:
-        hidden_TF = linear_in_float64(module.gate, x_TD).map_(up_TF, GATED[word])
-    else:
-        hidden_TF = up_TF.apply_(PLAIN[word])
+    gated = word in GATED
+    hidden_TF = linear_in_float64(module.gate, x_TD).map_(up_TF, GATED[word]) if gated else up_TF.apply_(PLAIN[word])
     y_1TD, stats = module(x_TD.unsqueeze(0))
     assert max_difference(y_1TD[0], linear_in_float64(module.down, hidden_TF)) < 2e-5
     assert stats is None

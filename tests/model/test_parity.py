@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.model import parity_layernorm
+from tests.model import parity_layernorm, parity_moe, parity_rmsnorm
 from tests.model.parity import GRADIENT_TOLERANCE, LOGITS_TOLERANCE, Case, measure
 
-CASES: list[Case] = [*parity_layernorm.CASES]
+CASES: list[Case] = [*parity_layernorm.CASES, *parity_rmsnorm.CASES, *parity_moe.CASES]
 
 
 def as_parameters(cases: list[Case]) -> list[object]:
@@ -35,7 +35,7 @@ def table_of(cases: list[Case]) -> Table:
     for case in cases:
         found = measure(case)
         assert found.parameters == found.their_parameters, case.name
-        table.add_row(case.name, f"{found.logits:.1e}", f"{found.largest_logit:.1f}", f"{found.gradients:.1e}", f"{found.parameters:,}")
+        table.add_row(case.name, f"{found.logits:.1e}", f"{found.largest_logit:.2g}", f"{found.gradients:.1e}", f"{found.parameters:,}")
     return table
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import Tensor
 from transformers import LlamaConfig, T5Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -18,23 +17,18 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb as qwen2_rotation
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from ablate.config import conf_dir
 from ablate.errors import ConfigError
 from ablate.model.position import POSITION, SCALING, Position
 from ablate.model.position.none import inverse_frequencies
 from ablate.model.position.scaling import scaled_frequencies
-from tests.model.conftest import changed, max_difference, random_model, randomise, small, tokens_of
+from ablate.registry import Options
+from tests.model.conftest import changed, max_difference, random_model, randomise, small, tokens_of, yaml_of
 
 ADDED_TO_SCORES = ["alibi", "t5", "kerple", "fire", "transformer_xl"]
 
 
-def values_of(group: str, word: str) -> dict[str, Any]:
-    values = yaml.safe_load((conf_dir() / group / f"{word}.yaml").read_text())
-    return {key: value for key, value in values.items() if key != "defaults"}
-
-
-def scaling_of(word: str, **options: Any) -> Any:
-    return SCALING.options(word).model_validate({**values_of("position/scaling", word), **options})
+def scaling_of(word: str, **options: Any) -> Options:
+    return SCALING.options(word).model_validate({**yaml_of("position/scaling", word), **options})
 
 
 def position(
@@ -48,10 +42,9 @@ def position(
     random: bool = True,
     **options: Any,
 ) -> Position:
-    values = {**values_of("position", word), **options}
-    if word == "rope":
-        values["scaling"] = values.get("scaling", scaling_of("none")).model_dump()
-    module = POSITION.build(POSITION.options(word).model_validate(values), dim, heads, head_dim, context, trained_context or context)
+    given = {key: value.model_dump() if isinstance(value, Options) else value for key, value in options.items()}
+    chosen = POSITION.options(word).model_validate({**yaml_of("position", word), **given})
+    module = POSITION.build(chosen, dim, heads, head_dim, context, trained_context or context)
     if random:
         randomise(module)
     return module

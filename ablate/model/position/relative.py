@@ -187,18 +187,26 @@ class TransformerXL(Position):
 
 def _same_for_all_queries(bias_NT: Tensor) -> Tensor:
     """(N, T) by head and distance -> (N, T, T) by head, query and key."""
-    return _by_key(bias_NT[:, None].expand(-1, bias_NT.shape[-1], -1))
+    return _shifted(_reversed(bias_NT)[:, None].expand(-1, bias_NT.shape[-1], -1))
 
 
 def _by_key(by_distance_TT: Tensor) -> Tensor:
-    """[..., t, d] -> [..., t, s] with d = t - s, for s <= t; the rest is other finite entries of the same tensor.
+    """[..., t, d] -> [..., t, s] with d = t - s, for s <= t; the rest is other finite entries of the same tensor."""
+    return _shifted(_reversed(by_distance_TT))
 
-    Row t has to move by T-1-t. A column more, and reading the memory in rows of the old length, does it without an index
-    (arXiv 1901.02860, appendix B), so the gradient is a sum in a fixed order on every device.
+
+def _reversed(by_distance_T: Tensor) -> Tensor:
+    """Distances T-1 to 0, after a column of zeros."""
+    return F.pad(by_distance_T.flip(-1), (1, 0))
+
+
+def _shifted(reversed_TS: Tensor) -> Tensor:
+    """Moves row t by T-1-t columns: the T+1 columns of a row are read in rows of T (arXiv 1901.02860, appendix B).
+
+    Without an index, so the gradient is a sum in a fixed order on every device.
     """
-    tokens = by_distance_TT.shape[-1]
-    padded = F.pad(by_distance_TT.flip(-1), (1, 0))
-    return padded.flatten(-2).unflatten(-1, (tokens + 1, tokens))[..., 1:, :]
+    tokens = reversed_TS.shape[-2]
+    return reversed_TS.flatten(-2).unflatten(-1, (tokens + 1, tokens))[..., 1:, :]
 
 
 def _slopes(heads: int) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from ablate.registry import Options, PositiveShare, Registry, Size, sized
 
 Frequencies = tuple[NDArray[np.float64], float]
 
-SCALING: Registry[Scaling] = Registry("position.scaling")
+SCALING: Registry[Scaling] = Registry("position/scaling")
 
 
 @SCALING.register("none")
