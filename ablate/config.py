@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
@@ -111,7 +114,7 @@ class Config(Section):
     """One run, typed. `parse()` makes a subclass of it whose axes hold the registered variants."""
 
     not_identity: ClassVar[frozenset[str]] = frozenset(
-        {"arch", "seed", "results_dir", "cache_dir", "threads", "rerun", "progress", "checkpoint", "tracker", "match", "probes"}
+        {"arch", "imports", "seed", "results_dir", "cache_dir", "threads", "rerun", "progress", "checkpoint", "tracker", "match", "probes"}
     )
     """Keys that move no number of a run (`seed` only fills init_seed and data_seed, `arch` names what it chose, as `match` does)."""
 
@@ -144,6 +147,7 @@ class Config(Section):
     dtype: Literal["float32", "bfloat16"]
     device: Literal["auto", "cpu", "cuda"]
     compile: Literal["auto", True, False]
+    imports: list[str]
     results_dir: str
     cache_dir: str | None
     threads: Count | None
@@ -209,6 +213,7 @@ def _adapter(group: str, words: tuple[str, ...]) -> TypeAdapter[Any]:
 def parse(raw: DictConfig | Mapping[str, Any]) -> Config:
     """Checks everything and gives typed values; raises one ConfigError with every problem that was found."""
     values = _container(raw)
+    import_all(values.get("imports"))
     problems = [Problem(key, f"needs a value: {key}=...") for key in _missing(values)]
     try:
         cfg = schema().model_validate(values)
@@ -220,6 +225,17 @@ def parse(raw: DictConfig | Mapping[str, Any]) -> Config:
         raise ConfigError(problems)
     _check_together(cfg)
     return cfg
+
+
+def import_all(modules: Any) -> None:
+    """Imports the modules of `imports`, in which a person registers variants of their own; the working directory is searched too."""
+    for module in modules if isinstance(modules, list) else []:
+        if os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            importlib.import_module(str(module))
+        except Exception as error:  # whatever a person's own module raises
+            raise ConfigError.at("imports", f"{module!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _one_a_key(problems: Iterator[Problem]) -> list[Problem]:

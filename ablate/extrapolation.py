@@ -20,10 +20,12 @@ from rich.table import Table
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ablate.composition import compose
 from ablate.config import Config, parse
 from ablate.data import prepare
 from ablate.errors import ConfigError, Problem
 from ablate.files import read_object, read_yaml
+from ablate.runs import SCHEMA
 from ablate.train.curves import MULTIPLES, length_extrapolation
 from ablate.train.launch import cache_dir, plain_console
 from ablate.train.loop import find_device
@@ -41,10 +43,10 @@ class Extrapolation(NamedTuple):
     losses: dict[str, Any]
 
     def lines(self) -> Iterator[tuple[str, list[float | None]]]:
-        """Losses at each multiple, as trained and as extended, which at 1 is the same."""
+        """Losses at each multiple, as trained and, where that is defined, as extended, which at 1 is the same."""
         yield "", [self.losses[str(multiple)] for multiple in MULTIPLES]
         for word in EXTENSIONS[1:]:
-            if word in self.losses:
+            if any(loss is not None for loss in self.losses.get(word, {}).values()):
                 yield word, [self.losses["1"], *(self.losses[word][str(multiple)] for multiple in MULTIPLES[1:])]
 
 
@@ -68,7 +70,7 @@ def extrapolate(argv: list[str]) -> int:
     console.print(table(found))
     for run in found:
         for what, reason in run.losses["reasons"].items():
-            console.print(f"{run.name}: {what}: {reason}")
+            console.print(f"{run.name}: {f'{what}x' if what.isdigit() else what}: {reason}")
     if len({run.comparable for run in found}) > 1:
         console.print("warning: these runs differ in data, tokenizer, evaluation set or context: their losses are not of the same targets")
     if flags.figure is not None:
@@ -95,12 +97,9 @@ def run_directories(paths: Sequence[str]) -> list[Path]:
 
 def measure(directory: Path, extend: str | None) -> Extrapolation:
     """Losses of a run at each multiple; ConfigError if its config, data or weights are no longer what they were."""
+    cfg = config_of(directory)
     try:
-        cfg: Config = parse(read_yaml(directory / "config.yaml") or {})
         weights = load_file(directory / "model.safetensors")
-    except ConfigError as error:
-        problems = [Problem(f"{directory.name}: {problem.key}", problem.message) for problem in error.problems]
-        raise ConfigError([*problems, Problem(directory.name, "its config.yaml is not of this version: train it again")]) from None
     except (OSError, SafetensorError) as error:
         raise ConfigError.at(str(directory / "model.safetensors"), f"cannot be read: {error}") from None
     data = prepare(cfg.data, cfg.tokenizer, eval_bytes=cfg.eval.bytes, segment_bytes=cfg.eval.segment_bytes, cache_dir=cache_dir(cfg))
@@ -109,6 +108,20 @@ def measure(directory: Path, extend: str | None) -> Extrapolation:
     device = find_device(cfg.model_copy(update={"device": "auto"}))
     losses = length_extrapolation(cfg, weights, data.eval_set, device, extend or cfg.eval.extend)
     return Extrapolation(label(directory), cfg.model.context, (data.content_hash, cfg.model.context), losses)
+
+
+def config_of(directory: Path) -> Config:
+    """The config of a run. Keys that are younger than the run move no number of it, as its schema says, and are as shipped."""
+    if read_object(directory / "identity.json").get("schema") != SCHEMA:
+        raise ConfigError.at(directory.name, "was trained by another version, which trained its config differently: train it again")
+    own, values = read_yaml(directory / "config.yaml") or {}, compose().model_dump()
+    for key, value in own.items():
+        section = isinstance(value, dict) and "kind" not in value and isinstance(values.get(key), dict)
+        values[key] = {**values[key], **value} if section and key != "layers" else value
+    try:
+        return parse(values)
+    except ConfigError as error:
+        raise ConfigError(Problem(f"{directory.name}: {problem.key}", problem.message) for problem in error.problems) from None
 
 
 def label(directory: Path) -> str:
@@ -123,7 +136,7 @@ def table(runs: Sequence[Extrapolation]) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    result.add_column("run")
+    result.add_column("run", overflow="fold")
     result.add_column("extended")
     for multiple in MULTIPLES:
         result.add_column(f"{multiple}x", justify="right")
@@ -154,7 +167,7 @@ def draw(runs: Sequence[Extrapolation], path: Path) -> Figure:
     axes.set_xlabel(f"context that the model sees, times the context of training ({', '.join(map(str, contexts))} tokens)")
     targets = sorted({run.losses["targets"] for run in runs})
     axes.set_ylabel(f"loss of the same {', '.join(map(str, targets))} targets, nats per token")
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside upper center", ncols=2, fontsize="small", frameon=False)  # where it covers no point
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

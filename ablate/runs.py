@@ -24,6 +24,7 @@ import yaml
 from ablate.claim import Claim, owner_of
 from ablate.config import AXES, Config
 from ablate.files import flat, read_json, read_metrics, read_object, read_yaml, write_json, write_text
+from ablate.registry import Registry
 from ablate.shipped import conf_dir, shipped
 
 SCHEMA = 2
@@ -69,9 +70,9 @@ def _differences(cfg: Config, baseline: Config) -> Iterator[str]:
     """axis=variant and axis.option=value, against the baseline; of a changed variant, the options that are not as it is shipped."""
     ours, theirs = cfg.model_dump(), baseline.model_dump()
     unnamed = {*Config.not_identity, "init_seed", "data_seed"}
-    for key in ours.keys() - unnamed:
-        if isinstance(ours[key], dict) and ours[key].get("kind") != theirs[key].get("kind"):
-            theirs[key] = {"kind": theirs[key]["kind"], **_usual(key, ours[key])}
+    for axis, registry in AXES.items():
+        if axis not in unnamed:
+            theirs[axis] = _reference(registry, ours[axis], theirs[axis])
     values, usual = flat(ours), flat(theirs)
     for key, value in values.items():
         first, _, rest = key.partition(".")
@@ -81,14 +82,22 @@ def _differences(cfg: Config, baseline: Config) -> Iterator[str]:
         yield f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
-def _usual(axis: str, options: dict[str, Any]) -> dict[str, Any]:
+def _reference(registry: Registry[Any], ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """What the options of a variant are named against: the baseline's, or those that the variant is shipped with if that is another."""
+    kind = ours["kind"]
+    reference = theirs if theirs["kind"] == kind else {**_usual(registry, ours), "kind": theirs["kind"]}
+    nested = registry.options(kind).nested
+    return {**reference, **{option: _reference(inner, ours[option], reference[option]) for option, inner in nested.items()}}
+
+
+def _usual(registry: Registry[Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options of a variant as its own YAML gives them, typed; what that leaves open counts as usual."""
     kind = options["kind"]
-    if not (conf_dir() / axis / f"{kind}.yaml").exists():  # a variant of the user's own
-        return {name: value for name, value in options.items() if name != "kind"}
-    given = {name: options[name] if value == "???" or "${" in str(value) else value for name, value in shipped(axis, kind).items()}
-    typed: dict[str, Any] = AXES[axis].options(kind).model_validate({"kind": kind, **given}).model_dump()
-    return {name: options[name] if value is None else value for name, value in typed.items() if name != "kind"}
+    if not (conf_dir() / registry.axis / f"{kind}.yaml").exists():  # a variant of the user's own
+        return options
+    given = {name: options[name] if value == "???" or "${" in str(value) else value for name, value in shipped(registry.axis, kind).items()}
+    typed: dict[str, Any] = registry.options(kind).model_validate(given).model_dump()
+    return {name: options[name] if value is None else value for name, value in typed.items()}
 
 
 # --- one run

@@ -36,7 +36,7 @@ WRONG = {
     "norm=none placement=post": ["placement", "no effect with norm=none"],
     "data=tokens data.path=x": ["tokenizer", "tokenizer=none"],
     "+nrm=layernorm": ["nrm", "'layernorm'", "did you mean 'norm'"],
-    "norm=rmsnrom": ["norm", "'rmsnrom'", "allowed: layernorm, none, prmsnorm, rmsnorm", "did you mean 'rmsnorm'"],
+    "norm=rmsnrom": ["norm", "'rmsnrom'", "allowed: dyt, ", "layernorm, ", "did you mean 'rmsnorm'"],
     "+norm=rmsnrom": ["did you mean 'rmsnorm'"],
     "norm.epss=1": ["norm.epss", "got 1", "known here: kind, eps", "did you mean 'eps'"],
     "+norm.epss=1": ["norm.epss", "did you mean 'eps'"],
@@ -57,12 +57,21 @@ WRONG = {
     "model.width=60 model.heads=4": ["attention.head_dim", "even", "got 15"],
     "norm=prmsnorm norm.fraction=2": ["norm.fraction", "less than or equal to 1", "got 2"],
     "norm.fraction=0.5": ["norm.fraction", "known here: kind, eps"],
-    "norm.kind=layernrom": ["norm.kind", "allowed: layernorm, none, prmsnorm, rmsnorm", "did you mean 'layernorm'"],
+    "norm.kind=layernrom": ["norm.kind", "allowed: dyt, layernorm, none, prmsnorm, rmsnorm", "did you mean 'layernorm'"],
     "norm.kind=layernorm": ["norm.bias", "missing"],
-    "attention.qk_norm.kind=rms": ["attention.qk_norm", "allowed: layernorm, none, prmsnorm, rmsnorm"],
-    "norm@attention.qk_norm=rmsnrom": ["norm@attention.qk_norm", "did you mean 'rmsnorm'"],
+    "attention.qk_norm.kind=heads": ["attention.qk_norm.kind", "allowed: full, head, none, per_head", "did you mean 'head'"],
+    "attention.sink=learnd": ["attention.sink", "'none', 'learned' or 'zero'", "did you mean 'learned'"],
+    "attention.window=5000": ["attention.window", "covers the whole context of 128 tokens"],
+    "position/scaling=yarm": ["position/scaling", "did you mean 'yarn'"],
+    "position=learned position/scaling=yarn": ["position/scaling", "has no place here"],
+    "stability=qk_norm attention=mla": ["attention/qk_norm", "stability=qk_norm"],
+    "layers.x.where.every=2": ["layers.x", "set"],
+    "++layers.x.where.first=1 ++layers.x.set.attention.windw=4": ["layers.x.set.attention.windw", "did you mean 'window'"],
+    "++layers.x.where.first=1 ++layers.x.set.norm.eps=1e-5": ["layers.x.set.norm", "has no effect"],
+    "imports=[no_such_module]": ["imports", "'no_such_module' cannot be imported"],
+    "attention/qk_norm=head norm@attention.qk_norm.norm=rmsnrom": ["norm@attention.qk_norm.norm", "did you mean 'rmsnorm'"],
     "stability=[qk_norm,z_los]": ["stability", "'z_los'", "did you mean 'z_loss'"],
-    "scale=nanoo": ["scale", "124m, 1b, 350m, nano, small, tiny", "did you mean 'nano'"],
+    "scale=nanoo": ["scale", "124m, 1b, 350m, ", "did you mean 'nano'"],
     "scal=tiny": ["scal", "did you mean 'scale'"],
     "norm={a:1}": ["norm", "no such choice"],
     "norm=": ["norm", "no such choice"],
@@ -126,7 +135,8 @@ def test_a_wrong_command_prints_no_traceback_and_writes_nothing(tmp_path: Path) 
         ("seed=3", "+seed=3"),
         ("norm.eps=1e-3", "+norm.eps=1e-3"),
         ("stability=qk_norm", "+stability=[qk_norm]"),
-        ("norm@attention.qk_norm=layernorm", "+norm@attention.qk_norm=layernorm"),
+        ("norm@attention.v_norm=layernorm", "+norm@attention.v_norm=layernorm"),
+        ("attention/qk_norm=full", "+attention/qk_norm=full"),
         ("ffn.ratio=8/3", "ffn.ratio=16/6"),
     ],
 )
@@ -150,7 +160,7 @@ def test_cfg_refuses_what_training_refuses(capsys: pytest.CaptureFixture[str]) -
 def test_help_lists_the_axes_and_their_variants(tmp_path: Path) -> None:
     shown = run("--help", tmp_path)
     assert shown.returncode == 0
-    assert "norm: layernorm, none, prmsnorm, rmsnorm" in shown.stdout
+    assert "norm: dyt, " in shown.stdout
     assert "count" in shown.stdout
 
 
@@ -172,11 +182,11 @@ def test_a_foreign_conf_folder_is_never_picked_up(tmp_path: Path) -> None:
 
 def test_a_folder_of_the_users_own_adds_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine" / "norm").mkdir(parents=True)
-    (tmp_path / "mine" / "norm" / "coarse.yaml").write_text("kind: rmsnorm\neps: 0.1\n")
+    (tmp_path / "mine" / "norm" / "coarse.yaml").write_text("defaults: [rmsnorm, _self_]\neps: 0.1\n")
     assert main(["count", "norm=coarse"]) == 2
     shown = run("--config-dir mine --cfg job +norm=coarse", tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert yaml.safe_load(shown.stdout)["norm"] == {"kind": "rmsnorm", "eps": 0.1}
+    assert yaml.safe_load(shown.stdout)["norm"] == {"kind": "rmsnorm", "eps": 0.1, "weight": "plain"}
     assert ablate.compose(["norm=coarse"], config_dir=str(tmp_path / "mine")).norm.eps == 0.1  # type: ignore[attr-defined]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ablate.cli import main
-from ablate.composition import compose
+from ablate.composition import OF_ARCHITECTURE, compose, without
 from ablate.config import Config, meta_model
 from ablate.errors import ConfigError
 from ablate.files import read_object
@@ -59,11 +60,7 @@ def refusal(*overrides: str) -> str:
 
 
 ATTENTIONS, NORMS = ATTENTION.words(), NORM.words()
-PAIRS = [
-    (ffn, NORMS[(row + column) % len(NORMS)], attention)
-    for row, ffn in enumerate(FFN.words())
-    for column, attention in enumerate(ATTENTIONS)
-]
+PAIRS = [(ffn, NORMS[row % len(NORMS)], ATTENTIONS[row % len(ATTENTIONS)]) for row, ffn in enumerate(FFN.words())]
 ALL = [(ffn, norm, attention) for ffn in FFN.words() for norm in NORMS for attention in ATTENTIONS]
 
 
@@ -84,7 +81,7 @@ def check_parameters(ffn: str, norm: str, attention: str) -> None:
 
 
 @pytest.mark.parametrize(("ffn", "norm", "attention"), PAIRS)
-def test_every_pair_of_a_feed_forward_and_an_attention_is_matched_within_the_tolerance(ffn: str, norm: str, attention: str) -> None:
+def test_every_feed_forward_word_is_matched_within_the_tolerance(ffn: str, norm: str, attention: str) -> None:
     check_parameters(ffn, norm, attention)
 
 
@@ -94,22 +91,26 @@ def test_every_feed_forward_norm_and_attention_is_matched_within_the_tolerance(f
     check_parameters(ffn, norm, attention)
 
 
+COSTS: dict[str, Callable[[Config], float]] = {
+    "params": lambda cfg: parameters(meta_model(cfg)),
+    "active_params": lambda cfg: active_parameters(meta_model(cfg)),
+    "flops": flops,
+}
+
+
 @pytest.mark.parametrize(
-    ("kind", "ffn", "widths"),
+    ("kind", "choice", "share", "widths"),
     [
-        ("params", "gelu", range(1, 250)),
-        ("params", "geglu", range(1, 250)),
-        ("active_params", "moe", range(1, 90)),
-        ("flops", "geglu", range(90, 140)),
+        ("params", "ffn=gelu", 1, range(120, 180)),
+        ("params", "ffn=geglu", 2 / 3, range(90, 130)),
+        ("active_params", "ffn=moe", 2 / 3, range(40, 80)),
+        ("flops", "ffn=geglu", 2 / 3, range(100, 108)),
     ],
 )
-def test_no_other_width_is_nearer(kind: str, ffn: str, widths: range) -> None:
-    cost = {"params": lambda c: parameters(meta_model(c)), "active_params": lambda c: active_parameters(meta_model(c)), "flops": flops}[
-        kind
-    ]
-    arm = finest(small(f"ffn={ffn}", "attention=mqa", f"match={kind}"))
-    key, share = ("ffn.expert.ratio", 2 / 3) if ffn == "moe" else ("ffn.ratio", 2 / 3 if ffn == "geglu" else 1)
-    nearest = min(widths, key=lambda width: abs(cost(changed(arm, key, width / share / 32)) - cost(small())))
+def test_no_other_width_is_nearer(kind: str, choice: str, share: float, widths: range) -> None:
+    arm, cost = finest(small(choice, "attention=mqa", f"match={kind}")), COSTS[kind]
+    key, target = "ffn.expert.ratio" if choice == "ffn=moe" else "ffn.ratio", cost(small())
+    nearest = min(widths, key=lambda width: abs(cost(changed(arm, key, width / share / 32)) - target))
     assert counted(matched(arm, small())).ffn_width == nearest
     assert nearest not in (widths[0], widths[-1])
 
@@ -128,13 +129,19 @@ def test_active_parameters_leave_the_idle_experts_out() -> None:
     assert found.ffn.model_dump()["expert"]["ratio"] == achieved(found).after != 2
 
 
-def test_flops_are_matched_where_parameters_are_not() -> None:
-    arm = ["position=learned", "attention=gqa", "ffn.multiple_of=1"]
-    by_flops, by_parameters = composed("match=flops", *arm), composed("match=params", *arm)
-    assert flops(by_flops) == pytest.approx(flops(composed()), rel=0.001)
-    assert counted(by_flops).parameters - counted(composed()).parameters == 16 * 32  # positions are looked up
+def test_flops_that_grouped_heads_save_go_into_the_width() -> None:
+    found = composed("match=flops", "attention=gqa", "ffn.multiple_of=1")
+    half_a_unit_of_width = 3 * 2 * 3 * 32  # training, multiply and add, three matrices, on one of two layers
+    assert abs(flops(found) - flops(composed())) <= half_a_unit_of_width
+    assert flops(composed()) - flops(composed("attention=gqa")) > 10 * half_a_unit_of_width
+
+
+def test_parameters_that_cost_no_flops_are_matched_as_parameters_alone() -> None:
+    """Learned positions are looked up."""
+    by_flops, by_parameters = (composed(f"match={kind}", "position=learned", "ffn.multiple_of=1") for kind in ("flops", "params"))
+    assert counted(by_flops).parameters - counted(composed()).parameters == 16 * 32
     assert counted(by_parameters).parameters == pytest.approx(counted(composed()).parameters, rel=0.003)
-    assert counted(by_parameters).ffn_width < counted(by_flops).ffn_width
+    assert flops(by_parameters) < flops(by_flops) == flops(composed())
 
 
 def test_a_window_moves_no_flops_as_attention_is_counted_over_the_whole_square() -> None:
@@ -151,7 +158,7 @@ def test_depth_is_solved_when_asked() -> None:
 
 def test_depth_is_solved_downwards_past_what_layer_rules_allow() -> None:
     rule = ["layers.wide.where={layers:[2]}", "layers.wide.set={ffn:{ratio:6}}", "model.depth=8"]
-    assert "depth 3 gives +" in refusal("match=params", "match.solve=depth", "match.reference='model.depth=1 layers={}'", *rule)
+    assert "depth 3 gives +" in refusal("match=params", "match.solve=depth", "match.reference='model.depth=1'", *rule)
 
 
 # --- identity
@@ -169,16 +176,16 @@ def test_the_reference_itself_stays_as_it_is(kind: str, arm: list[str], referenc
 
 
 @pytest.mark.parametrize(
-    ("arm", "key"),
+    ("kind", "arm", "key"),
     [
-        (["attention=mqa"], "ffn.ratio"),
-        (["ffn=gelu", "ffn.multiple_of=1", "position=learned"], "ffn.ratio"),
-        (["ffn=moe", "ffn.expert.multiple_of=1"], "ffn.expert.ratio"),
-        (["ffn.ratio=2", "match.solve=depth", "match.tolerance=0.05"], "model.depth"),
+        ("params", ["attention=mqa"], "ffn.ratio"),
+        ("flops", ["ffn=gelu", "ffn.multiple_of=1", "attention=gqa"], "ffn.ratio"),
+        ("active_params", ["ffn=moe", "ffn.expert.multiple_of=1", "attention=mqa"], "ffn.expert.ratio"),
+        ("params", ["ffn.ratio=2", "match.solve=depth", "match.tolerance=0.05"], "model.depth"),
     ],
 )
-def test_to_give_the_solved_value_by_hand_is_the_same_run(arm: list[str], key: str) -> None:
-    found = composed("match=params", *arm)
+def test_to_give_the_solved_value_by_hand_is_the_same_run(kind: str, arm: list[str], key: str) -> None:
+    found = composed(f"match={kind}", *arm)
     by_hand = [word for word in arm if not word.startswith("match.")]
     assert achieved(found).key == key
     assert digest(found) == digest(composed(*by_hand, f"{key}={achieved(found).after}"))
@@ -347,11 +354,13 @@ def test_a_run_says_and_keeps_what_was_asked_and_achieved(short: list[str], tmp_
 
 
 def test_the_baseline_of_an_arm_whose_depth_was_solved_is_as_deep_as_asked(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(short) == 0
-    assert main([*short, "match=params", "match.solve=depth", "match.tolerance=0.3", "attention=mqa", "ffn.ratio=2"]) == 0
+    baseline = without(short, OF_ARCHITECTURE)
+    assert main(baseline) in (0, 1)  # with its own initialisation so short a run may not learn
+    capsys.readouterr()
+    assert main([*short, "match=params", "match.solve=depth", "match.tolerance=0.05", "ffn.ratio=2"]) == 0
     out = capsys.readouterr().out
     assert "solved model.depth=3 (was 2)" in out
-    assert "Against the baseline:" in out.splitlines()[-1]
+    assert "No run of the baseline" not in out
 
 
 def test_hydra_shows_the_config_that_would_be_trained(capfd: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ class MoE(FeedForward):
     ) -> None:
         super().__init__()
         problems = [
-            *_problems_of_choice(num_experts, experts_per_token, renormalise, selection_bias_rate, balance_loss),
+            *_problems_of_choice(num_experts, experts_per_token, score, renormalise, selection_bias_rate, balance_loss),
             *_problems_of_groups(groups, num_experts, experts_per_token),
         ]
         if shared_gate and shared_ratio is None:
@@ -225,7 +225,7 @@ def _expert(options: Options, dim: int, matrix: Any) -> Dense:
 
 
 def _problems_of_choice(
-    num_experts: int, experts_per_token: int, renormalise: bool, selection_bias_rate: float, balance_loss: float
+    num_experts: int, experts_per_token: int, score: str, renormalise: bool, selection_bias_rate: float, balance_loss: float
 ) -> list[Problem]:
     """Numbers that cannot be, and options that would have no effect."""
     problems = []
@@ -237,7 +237,9 @@ def _problems_of_choice(
         for option, value in (("selection_bias_rate", selection_bias_rate), ("balance_loss", balance_loss)):
             if value:
                 problems.append(Problem(f"ffn.{option}", "has no effect when every expert works on every token"))
-    if experts_per_token == 1 and renormalise:
+        if score == "softmax" and renormalise:
+            problems.append(Problem("ffn.renormalise", "has no effect when every expert works on every token: softmax sums to 1; false"))
+    elif experts_per_token == 1 and renormalise:
         problems.append(Problem("ffn.renormalise", "with one expert a token its weight is always 1, and the router learns nothing: false"))
     return problems
 

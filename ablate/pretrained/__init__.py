@@ -26,7 +26,8 @@ from ablate.model.transformer import Transformer
 from ablate.pretrained import dense, gemma, layernorm, moe, rmsnorm
 from ablate.pretrained.tables import Family, convert, sources
 
-FAMILIES: dict[str, Family] = {family.model_type: family for module in (layernorm, rmsnorm, dense, gemma, moe) for family in module.FAMILIES}
+MODULES = (layernorm, rmsnorm, dense, gemma, moe)
+FAMILIES: dict[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 """The families that can be loaded, by the model_type of config.json."""
 
 

@@ -89,8 +89,8 @@ def local_rope(hf: HfConfig, full: Mapping[str, Any], local: Mapping[str, Any], 
 
 
 def gemma_common(hf: HfConfig) -> list[str]:
-    for key in ("use_bidirectional_attention", "attention_bias"):
-        hf.only(key, [False], False)
+    hf.only("attention_bias", [False], False)
+    hf.only("use_bidirectional_attention", [False, "vision"], False)  # "vision": of pictures, not of text
     return base(hf, eps=1e-6, tied_head=True, activation=TANH)
 
 

@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 MULTIPLES = (1, 2, 4)
 """Of the context of training. The longest says how much text is needed."""
-MAX_SPANS = 64
-"""Stretches of text in which targets are scored at each multiple: at scale=nano a tenth of the work of evaluating and training a run."""
+MAX_SPANS = 48
+"""Stretches of text in which targets are scored at each multiple: with the loss by position, below a tenth of a run at scale=nano."""
 TARGETS_OF_CONTEXT = 8
 """A stretch has one target for each 8 tokens of the context: its last ones. More of them would see less than the context that is said."""
-MAX_WINDOWS = 256
+MAX_WINDOWS = 128
 """Windows, about, from which the loss by position is taken."""
 
 
@@ -56,7 +56,7 @@ class LossByPosition:
         for first, last in zip([1, *(last + 1 for last in lasts)], lasts, strict=False):
             targets = int(self.targets_T[first - 1 : last].sum())
             loss = float(self.nats_T[first - 1 : last].sum()) / targets if targets else None
-            rows.append({"from": first, "to": last, "loss": loss})
+            rows.append({"from": first, "to": last, "loss": loss, "targets": targets})
         return rows
 
 

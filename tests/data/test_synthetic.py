@@ -22,6 +22,7 @@ from ablate.data import DATA, Task, TaskEvalSet, check_pair, prepare
 from ablate.data.batches import Batches, eval_batches
 from ablate.data.synthetic import TRAINING, Draws, MultiQueryRecall, _without
 from ablate.errors import ConfigError
+from ablate.train.evaluate import evaluate
 
 from .conftest import Prepare, tokenizer
 
@@ -301,6 +302,25 @@ def test_evaluation_examples_do_not_depend_on_the_batch_size() -> None:
     by_size = [torch.cat([x for x, _ in eval_batches(eval_set, context=CONTEXT, batch_size=size)])[:10] for size in (1, 3, 10)]
     assert torch.equal(by_size[0], by_size[1])
     assert torch.equal(by_size[0], by_size[2])
+
+
+def test_accuracy_is_the_share_of_answers_that_are_put_first() -> None:
+    """A model that copies the token half a context back is always right; one that knows only even symbols, in two of four."""
+    eval_set, half = TaskEvalSet(task("copy"), asked=2000 * CONTEXT), CONTEXT // 2
+
+    def knows(tokens_BT: torch.Tensor) -> torch.Tensor:
+        return 9.0 * torch.nn.functional.one_hot(torch.roll(tokens_BT, half, dims=1), 5).float()
+
+    def knows_even(tokens_BT: torch.Tensor) -> torch.Tensor:
+        return knows(tokens_BT) * torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0]) + torch.tensor([0.5, 0.0, 0.0, 0.0, 0.0])
+
+    found = [
+        evaluate(model, eval_set, context=CONTEXT, batch_size=64, device=torch.device("cpu"), grad=False) for model in (knows, knows_even)
+    ]
+    assert found[0].accuracy == 1
+    assert found[1].accuracy == pytest.approx(0.5, abs=0.01)
+    assert found[0].tokens == found[1].tokens == 2000 * half
+    assert found[0].bits_per_byte is None
 
 
 # --- options and contexts that do not go together

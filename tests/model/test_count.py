@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from torch import nn
 
 from ablate.config import build_model, meta_model
 from ablate.model.count import Counts, count
-from tests.model.conftest import DIFFERENT, changed, small
+from tests.model.conftest import DIFFERENT, changed, quick_first, small
 
 WIDTH, DEPTH, HEADS, CONTEXT, VOCABULARY, FFN_WIDTH = 32, 2, 4, 16, 256, 88
 
@@ -35,7 +37,7 @@ def test_training_takes_three_times_the_flops_of_the_forward_pass() -> None:
     assert counted().training_flops_per_token == 3 * counted().flops_per_token
 
 
-@pytest.mark.parametrize("choice", ["norm=rmsnorm", *DIFFERENT])
+@pytest.mark.parametrize("choice", ["norm=rmsnorm", *quick_first(DIFFERENT)])
 def test_a_built_model_counts_as_its_model_without_numbers(choice: str) -> None:
     cfg = small(choice)
     assert count(build_model(cfg), CONTEXT) == count(meta_model(cfg), CONTEXT)
@@ -59,6 +61,33 @@ def test_the_cache_keeps_a_key_and_a_value_of_each_key_head_and_layer(choice: st
     assert counts.kv_bytes_per_token(4) == 4 * counts.kv_elements_per_token
 
 
+def test_the_cache_of_latent_attention_keeps_the_latent_and_one_rotated_key_a_layer() -> None:
+    latent, rotated = WIDTH // 4, WIDTH // HEADS // 2
+    assert counted("attention=mla").kv_elements_per_token == DEPTH * (latent + rotated)
+
+
+def test_the_cache_adds_up_layers_that_differ() -> None:
+    rules = {"wide": {"where": {"layers": [1]}, "set": {"attention": {"head_dim": 16}}}}
+    counts = count(meta_model(changed(small("attention=mqa"), "layers", rules)), CONTEXT)
+    assert counts.kv_elements_per_token == 2 * 8 + 2 * 16
+
+
+def test_cache_bytes_grow_linearly_with_the_context() -> None:
+    sizes = [context * counted("attention=gqa", context=context).kv_bytes_per_token() for context in (16, 32, 64, 128)]
+    assert [size / sizes[0] for size in sizes] == [1, 2, 4, 8]
+
+
+def test_layers_that_training_alone_needs_are_in_no_cache() -> None:
+    assert counted("loss=multi_token").kv_elements_per_token == counted().kv_elements_per_token
+
+
+def test_training_flops_have_those_of_the_layers_for_further_tokens() -> None:
+    """Each is a layer, the matrix that joins state and embedding, and the head once more."""
+    layer = 2 * (4 * WIDTH**2 + 3 * WIDTH * FFN_WIDTH) + 2 * (2 * CONTEXT * WIDTH)
+    more = layer + 2 * (2 * WIDTH * WIDTH) + 2 * WIDTH * VOCABULARY
+    assert counted("loss=multi_token").training_flops_per_token - counted().training_flops_per_token == pytest.approx(3 * more)
+
+
 def test_cache_bytes_of_a_token_do_not_depend_on_the_context() -> None:
     assert counted(context=16).kv_bytes_per_token() == counted(context=128).kv_bytes_per_token()
 
@@ -66,6 +95,55 @@ def test_cache_bytes_of_a_token_do_not_depend_on_the_context() -> None:
 def test_feed_forward_error_is_that_of_the_whole_model() -> None:
     assert counted().ffn_parameter_error == pytest.approx(3 * WIDTH * FFN_WIDTH / (8 * WIDTH**2) - 1)
     assert counted("ffn=relu").ffn_parameter_error == 0
+
+
+PARAMETERS = {
+    "attention=mha_bias": DEPTH * 4 * WIDTH,
+    "attention/qk_norm=head": DEPTH * 2 * 8,
+    "attention/qk_norm=full": DEPTH * 2 * WIDTH,
+    "attention/qk_norm=per_head": DEPTH * 2 * WIDTH,
+    "norm=layernorm": (2 * DEPTH + 1) * WIDTH,
+    "norm=rmsnorm_no_weight": -(2 * DEPTH + 1) * WIDTH,
+    "norm=dyt": (2 * DEPTH + 1) * (WIDTH + 1),
+    "placement=sandwich": DEPTH * 2 * WIDTH,
+    "placement=post": -WIDTH,
+    "placement=none": -DEPTH * 2 * WIDTH,
+    "placement=hybrid": DEPTH * (WIDTH + 3 * 8 - 2 * WIDTH),
+    "placement=sub_ln": DEPTH * (WIDTH + FFN_WIDTH),
+    "residual=parallel_shared": -DEPTH * WIDTH,
+    "residual=layerscale": DEPTH * 2 * WIDTH,
+    "residual=rezero": DEPTH * 2,
+    "embedding=factorised": 8 * (VOCABULARY + WIDTH) - VOCABULARY * WIDTH,
+    "embedding=normed": 2 * WIDTH,
+    "head=untied_bias": VOCABULARY,
+    "head/transform=dense": WIDTH**2 + 3 * WIDTH,
+    "position=learned": CONTEXT * WIDTH,
+    "loss=multi_token": 4 * WIDTH**2 + 3 * WIDTH * FFN_WIDTH + 2 * WIDTH + 2 * WIDTH + 2 * WIDTH**2,
+}
+
+
+@pytest.mark.parametrize(("choice", "more"), PARAMETERS.items())
+def test_a_choice_costs_the_parameters_worked_out_on_paper(choice: str, more: int) -> None:
+    assert counted(choice).parameters - counted().parameters == more
+
+
+OPTIONS: dict[tuple[str, Any], int] = {
+    ("attention.sink", "learned"): DEPTH * HEADS,
+    ("attention.sink", "zero"): 0,
+    ("attention.gate", "head"): DEPTH * HEADS * WIDTH,
+    ("attention.gate", "element"): DEPTH * WIDTH**2,
+    ("attention.value_residual", "average"): 0,
+    ("attention.value_residual", "learned"): (DEPTH - 1) * 2,
+    ("attention.k_eq_v", True): -DEPTH * WIDTH**2,
+    ("attention.window", 4): 0,
+    ("attention.soft_cap", 5.0): 0,
+    ("attention.head_dim", 16): DEPTH * 4 * WIDTH**2,
+}
+
+
+@pytest.mark.parametrize(("key", "value", "more"), [(key, value, more) for (key, value), more in OPTIONS.items()])
+def test_an_option_costs_the_parameters_worked_out_on_paper(key: str, value: Any, more: int) -> None:
+    assert count(meta_model(changed(small(), key, value)), CONTEXT).parameters - counted().parameters == more
 
 
 def test_learned_positions_count_as_embedding() -> None:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from ablate.config import build_model, meta_model
+from ablate.errors import ConfigError
 from ablate.model.init import INIT
-from tests.model.conftest import CHOICES, changed, small
+from ablate.train.optim import OPTIM
+from tests.model.conftest import CHOICES, changed, max_difference, options_of, quick_first, small
 
 
 def parameters(*choices: str, seed: int = 0, **sizes: int) -> dict[str, Tensor]:
@@ -18,8 +21,31 @@ def parameters(*choices: str, seed: int = 0, **sizes: int) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in build_model(cfg).named_parameters()}
 
 
-RECORDED = [0.00138021, -0.01103584, -0.01418539, 0.00859851]
 MATRIX = "blocks.1.attention.sublayer.q.weight"
+RECORDED = [0.00138021, -0.01103584, -0.01418539, 0.00859851]
+
+
+def by_role(name: str) -> str:
+    """embedding, head, writes (onto the residual stream) or hidden, from the name alone."""
+    if name.startswith(("embedding.table", "positions.")):
+        return "embedding"
+    if name.startswith("head.unembed"):
+        return "head"
+    return "writes" if name.split(".")[-2] in ("out", "down") else "hidden"
+
+
+def layer_of(name: str) -> int:
+    return int(name.split(".")[1]) if name.startswith("blocks") else 0
+
+
+def assert_ratios(word: str, expected: Callable[[str, Tensor], float], *choices: str, **sizes: int) -> None:
+    """Every tensor has a random stream of its own, so it is that of init=normal times the ratio of standard deviations, exactly."""
+    plain, ours = parameters(*choices, **sizes), parameters(f"init={word}", *choices, **sizes)
+    for name, tensor in ours.items():
+        if tensor.ndim > 1:
+            assert max_difference(tensor, plain[name] * expected(name, tensor) / 0.02) < 1e-6 * tensor.abs().max(), name
+        else:
+            assert torch.equal(tensor, plain[name]), name
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
@@ -59,12 +85,74 @@ def test_normal_gives_every_matrix_its_standard_deviation(std: float) -> None:
             assert abs(parameter.mean().item()) < 0.03 * std, name
 
 
+@pytest.mark.parametrize(
+    "choices", [(), ("attention=mla",), ("ffn=moe",), ("position=learned", "attention=mha_bias", "embedding=factorised")]
+)
+def test_gpt2_divides_what_writes_to_the_residual_stream_by_the_root_of_twice_the_depth(choices: tuple[str, ...]) -> None:
+    assert_ratios("gpt2", lambda name, tensor: 0.02 / math.sqrt(2 * 2) if by_role(name) == "writes" else 0.02, *choices)
+    assert_ratios("gpt2", lambda name, tensor: 0.02 / math.sqrt(2 * 5) if by_role(name) == "writes" else 0.02, *choices, depth=5)
+
+
+def test_depth_scaled_divides_what_writes_by_the_root_of_twice_the_number_of_its_layer() -> None:
+    stds = [0.02 / math.sqrt(2), 0.02 / 2, 0.02 / math.sqrt(6), 0.02 / math.sqrt(8)]
+    assert_ratios("depth_scaled", lambda name, tensor: stds[layer_of(name)] if by_role(name) == "writes" else 0.02, depth=4)
+
+
+def test_small_is_the_root_of_two_over_five_widths_and_two_over_depth_and_root_of_width_where_it_writes() -> None:
+    hidden, writes = math.sqrt(2 / (5 * 32)), 2 / (4 * math.sqrt(32))
+    assert (hidden, writes) == pytest.approx((0.1118034, 0.0883883))
+    assert_ratios("small", lambda name, tensor: writes if by_role(name) == "writes" else hidden, depth=4)
+
+
+MUP = [("attention=mha",), ("attention=gqa", "ffn=gelu"), ("position=learned",), ("ffn=moe",)]
+
+
+@pytest.mark.parametrize("choices", MUP)
+@pytest.mark.parametrize(("width", "growth"), [(24, 0.25), (96, 1), (192, 2)])
+def test_mup_shrinks_hidden_matrices_by_the_root_of_the_growth_of_the_width_and_the_head_by_all_of_it(
+    width: int, growth: float, choices: tuple[str, ...]
+) -> None:
+    """conf/init/mup.yaml has a base width of 96. A model of that width starts as with init=normal."""
+    stds = {"embedding": 0.02, "hidden": 0.02 / math.sqrt(growth), "writes": 0.02 / math.sqrt(growth), "head": 0.02 / growth}
+    assert_ratios("mup", lambda name, tensor: stds[by_role(name)], *choices, width=width)
+
+
+@pytest.mark.parametrize("choices", MUP)
+@pytest.mark.parametrize(("width", "growth"), [(24, 0.25), (96, 1), (192, 2)])
+def test_mup_divides_the_rate_of_matrices_but_embeddings_by_the_growth_of_the_width(
+    width: int, growth: float, choices: tuple[str, ...]
+) -> None:
+    cfg = changed(changed(small("init=mup", *choices), "model.width", width), "optim.weight_decay", 0.1)
+    model = meta_model(cfg)
+    [optimizer] = OPTIM.build(cfg.optim).optimizers(model, INIT.build(cfg.init))
+    rates = {id(parameter): group["rate"] for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in model.named_parameters():
+        whole = parameter.ndim == 1 or by_role(name) == "embedding"
+        assert rates[id(parameter)] == pytest.approx(1 if whole else 1 / growth), name
+
+
+@pytest.mark.parametrize("word", [word for word in INIT.words() if word != "mup"])
+def test_every_other_init_leaves_all_rates_as_they_are(word: str) -> None:
+    cfg = small(f"init={word}")
+    optimizers = OPTIM.build(cfg.optim).optimizers(meta_model(cfg), INIT.build(cfg.init))
+    assert {group["rate"] for optimizer in optimizers for group in optimizer.param_groups} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("word", "option"), [(word, o) for word in INIT.words() for o in INIT.options(word).model_fields if o.endswith("std")]
+)
+def test_an_infinite_standard_deviation_is_refused(word: str, option: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        INIT.build(options_of(INIT, word, **{option: math.inf}))
+    assert {problem.key for problem in raised.value.problems} == {f"init.{option}"}
+
+
 def test_fan_in_gives_linear_layers_one_over_the_root_of_their_inputs_and_embeddings_their_own() -> None:
-    cfg = changed(changed(small("init=fan_in"), "init.embedding_std", 0.07), "model.width", 128)
-    for name, parameter in build_model(cfg).named_parameters():
-        if parameter.ndim == 2:
-            expected = 0.07 if name.startswith("embedding") else 1 / math.sqrt(parameter.shape[1])
-            assert parameter.std().item() == pytest.approx(expected, rel=0.03), name
+    assert_ratios("fan_in", lambda name, tensor: 0.02 if by_role(name) == "embedding" else 1 / math.sqrt(tensor.shape[-1]), "ffn=moe")
+    other = changed(small("init=fan_in"), "init.embedding_std", 0.07)
+    plain, ours = parameters("init=fan_in"), dict(build_model(other).named_parameters())
+    for name, tensor in plain.items():
+        assert max_difference(ours[name], tensor * (3.5 if name == "embedding.table.weight" else 1)) < 1e-6, name
 
 
 @pytest.mark.parametrize("word", INIT.words())
@@ -75,7 +163,7 @@ def test_gains_start_at_one_and_biases_at_zero(word: str) -> None:
             assert (parameter == (1 if name.endswith("weight") else 0)).all(), name
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", quick_first(CHOICES))
 def test_building_a_model_does_not_touch_the_generator_of_torch(choice: str) -> None:
     cfg = small(choice)
     before = torch.get_rng_state()

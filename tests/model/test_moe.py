@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -24,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sigmoid": {"score": "sigmoid"},
     "sigmoid, not renormalised, scaled": {"score": "sigmoid", "renormalise": False, "output_scale": 2.5},
     "one expert": {"experts_per_token": 1, "renormalise": False},
-    "all experts": {"experts_per_token": 8, "balance_loss": 0},
+    "all experts": {"experts_per_token": 8, "balance_loss": 0, "renormalise": False},
     "router bias": {"router_bias": True},
     "selection bias": {"score": "sigmoid", "selection_bias_rate": 0.1},
     "groups by max": {"experts_per_token": 3, "groups": {"num": 4, "kept": 2, "score": "max"}},
@@ -391,6 +392,12 @@ def test_grouped_product_takes_a_gradient_of_any_layout() -> None:
     assert max_difference(matrix_GIO.grad, expected) < 1e-5
 
 
+def test_grouped_product_keeps_the_rules_of_an_operator_of_pytorch() -> None:
+    """Shapes without numbers, gradients, tracing."""
+    x_RI, matrix_GIO = torch.randn(10, 16, requires_grad=True), torch.randn(3, 16, 8, requires_grad=True)
+    opcheck(torch.ops.ablate.rows_by_matrices.default, (x_RI, matrix_GIO, torch.tensor([3, 3, 10], dtype=torch.int32)))
+
+
 def test_stacked_matrices_start_empty_and_say_what_they_are() -> None:
     matrix = ExpertLinear(3, 4, 5, bias=True, writes=True)
     assert (matrix.weight.shape, matrix.in_features, matrix.out_features, matrix.writes, matrix.gain) == ((3, 5, 4), 4, 5, True, 1.0)
@@ -405,9 +412,10 @@ def test_stacked_matrices_start_empty_and_say_what_they_are() -> None:
     ("key", "options"),
     [
         ("ffn.num_experts", {"num_experts": 1, "experts_per_token": 1, "renormalise": False, "balance_loss": 0}),
-        ("ffn.experts_per_token", {"experts_per_token": 9, "balance_loss": 0}),
-        ("ffn.balance_loss", {"experts_per_token": 8}),
-        ("ffn.selection_bias_rate", {"experts_per_token": 8, "balance_loss": 0, "selection_bias_rate": 0.1}),
+        ("ffn.experts_per_token", {"experts_per_token": 9, "balance_loss": 0, "renormalise": False}),
+        ("ffn.balance_loss", {"experts_per_token": 8, "renormalise": False}),
+        ("ffn.renormalise", {"experts_per_token": 8, "balance_loss": 0}),
+        ("ffn.selection_bias_rate", {"experts_per_token": 8, "balance_loss": 0, "renormalise": False, "selection_bias_rate": 0.1}),
         ("ffn.renormalise", {"experts_per_token": 1}),
         ("ffn.shared_gate", {"shared_gate": True}),
         ("ffn.groups.num", {"groups": {"num": 3, "kept": 2, "score": "top2"}}),

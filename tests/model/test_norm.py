@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
+from ablate.errors import ConfigError
 from ablate.model.norm import NORM
-from tests.model.conftest import max_difference, randomise, yaml_of
+from tests.model.conftest import changed, max_difference, options_of, randomise, small
 
 SCALING = ["layernorm", "prmsnorm", "rmsnorm"]
 """The norms that bring activations to one scale."""
@@ -17,7 +19,7 @@ SCALING = ["layernorm", "prmsnorm", "rmsnorm"]
 
 def norm(word: str, dim: int, **options: Any) -> nn.Module:
     """A norm with the options of its YAML, but for those given."""
-    return NORM.build(NORM.options(word).model_validate({**yaml_of("norm", word), **options}), dim)
+    return NORM.build(options_of(NORM, word, **options), dim)
 
 
 def random_norm(word: str, dim: int, **options: Any) -> nn.Module:
@@ -127,6 +129,73 @@ def test_layernorm_does_not_see_a_shift_and_rmsnorm_does() -> None:
     layernorm, rmsnorm = random_norm("layernorm", 32), random_norm("rmsnorm", 32)
     assert max_difference(layernorm(x + 3), layernorm(x)) < 1e-5
     assert max_difference(rmsnorm(x + 3), rmsnorm(x)) > 0.1
+
+
+@pytest.mark.parametrize("word", ["layernorm", "rmsnorm"])
+def test_a_zero_centred_gain_is_one_plus_its_weight(word: str) -> None:
+    plain, centred = random_norm(word, 24, eps=0.05), random_norm(word, 24, eps=0.05, weight="zero_centred")
+    with torch.no_grad():
+        centred.weight.copy_(plain.weight - 1)
+    x = features(3, 24)
+    assert max_difference(centred(x), plain(x)) < 1e-6
+    assert (norm(word, 24, weight="zero_centred").weight == 0).all()
+
+
+def test_a_zero_centred_rmsnorm_is_that_of_gemma() -> None:
+    ours, theirs = norm("rmsnorm", 64, eps=1e-6, weight="zero_centred"), GemmaRMSNorm(64, eps=1e-6)
+    randomise(ours)
+    theirs.load_state_dict(ours.state_dict())
+    x = features(4, 16, 64)
+    assert max_difference(ours(x), theirs(x)) < 1e-6
+
+
+@pytest.mark.parametrize(("word", "parameters"), [("layernorm", {"bias"}), ("rmsnorm", set())])
+def test_a_norm_without_a_weight_is_one_whose_weight_is_one(word: str, parameters: set[str]) -> None:
+    module, plain = random_norm(word, 24, eps=0.05, weight="none"), random_norm(word, 24, eps=0.05)
+    assert {name for name, _ in module.named_parameters()} == parameters
+    plain.load_state_dict({**plain.state_dict(), **module.state_dict(), "weight": torch.ones(24)})
+    x = features(3, 24)
+    assert max_difference(module(x), plain(x)) < 1e-6
+
+
+def test_layernorm_without_weight_and_bias_is_that_of_torch() -> None:
+    x = features(3, 24)
+    ours = norm("layernorm", 24, eps=0.05, weight="none", bias=False)
+    assert torch.equal(ours(x), nn.LayerNorm(24, eps=0.05, elementwise_affine=False)(x))
+
+
+def test_dyt_is_a_tanh_with_a_gain_and_a_bias_for_each_feature() -> None:
+    module, x_ND = random_norm("dyt", 5), features(3, 5)
+    alpha, weight, bias = module.alpha.item(), module.weight.tolist(), module.bias.tolist()
+    expected = [[weight[d] * math.tanh(alpha * x) + bias[d] for d, x in enumerate(row)] for row in x_ND.tolist()]
+    assert max_difference(module(x_ND), torch.tensor(expected)) < 1e-6
+
+
+def test_dyt_starts_with_the_alpha_asked_for_and_neither_gain_nor_bias() -> None:
+    module = norm("dyt", 3, alpha=0.8)
+    assert module(torch.tensor([0.5, 0.0, -2.0])).tolist() == pytest.approx([math.tanh(0.4), 0, -math.tanh(1.6)])
+    assert module.alpha.ndim == 0
+
+
+def test_dyt_has_no_statistics() -> None:
+    module, x = random_norm("dyt", 8), features(8)
+    other = x.clone()
+    other[3] += 5
+    assert (module(x) != module(other)).tolist() == [d == 3 for d in range(8)]
+
+
+@pytest.mark.parametrize(("word", "option"), [("rmsnorm", "eps"), ("layernorm", "eps"), ("prmsnorm", "eps"), ("dyt", "alpha")])
+def test_numbers_of_a_norm_are_above_zero(word: str, option: str) -> None:
+    for value in (0.0, -1.0):
+        with pytest.raises(ConfigError) as raised:
+            changed(small(f"norm={word}"), f"norm.{option}", value)
+        assert [problem.key for problem in raised.value.problems] == [f"norm.{option}"]
+
+
+def test_an_infinite_alpha_is_refused() -> None:
+    with pytest.raises(ConfigError) as raised:
+        changed(small("norm=dyt"), "norm.alpha", math.inf)
+    assert {problem.key for problem in raised.value.problems} == {"norm.alpha"}
 
 
 @pytest.mark.parametrize("word", NORM.words())

@@ -1,207 +1,26 @@
-"""The whole model against published ones: the same weights give the same logits and gradients. Every parameter is random, eps is
-large (a wrong one would hide below any tolerance), and the loss is computed here."""
+"""How the model is wired, and published numbers: Qwen2 0.5B. (That it computes what published models compute is in test_parity.py.)"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OpenAIGPTConfig,
-    OpenAIGPTLMHeadModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from ablate.composition import compose
-from ablate.config import Config, build_model, meta_model
+from ablate.config import build_model, meta_model
+from ablate.errors import ConfigError
 from ablate.model.attention import Attention
 from ablate.model.ffn import FeedForward
-from tests.model.conftest import changed, max_difference, randomise, small, targets_of, tokens_of
-
-Tensors = dict[str, Tensor]
-EPS = 0.05
-ROPE_THETA = 500.0
-
-
-class Published(NamedTuple):
-    """A published model in transformers, the choices that make it here, and its tensors under our names."""
-
-    theirs: Callable[[], nn.Module]
-    choices: tuple[str, ...]
-    options: dict[str, Any]
-    renamed: Callable[[Tensors], Tensors]
-
-
-LLAMA_NAMES = {
-    "model.embed_tokens.weight": "embedding.weight",
-    "model.norm.weight": "norm.weight",
-    "lm_head.weight": "head.unembed.weight",
-    "input_layernorm": "attention.norm",
-    "post_attention_layernorm": "ffn.norm",
-    "self_attn.o_proj": "attention.sublayer.out",
-    "self_attn.": "attention.sublayer.",
-    "mlp.": "ffn.sublayer.",
-    "_proj.": ".",
-    "model.layers.": "blocks.",
-}
-
-
-def from_llama(tensors: Tensors) -> Tensors:
-    return {renamed(name, LLAMA_NAMES): tensor for name, tensor in tensors.items()}
-
-
-def renamed(name: str, names: dict[str, str]) -> str:
-    for theirs, ours in names.items():
-        name = name.replace(theirs, ours)
-    return name
-
-
-GPT_NAMES = {
-    "transformer.wte.": "embedding.",
-    "transformer.tokens_embed.": "embedding.",
-    "transformer.wpe.weight": "position.table.weight",
-    "transformer.positions_embed.weight": "position.table.weight",
-    "transformer.ln_f.": "norm.",
-    "ln_1.": "attention.norm.",
-    "ln_2.": "ffn.norm.",
-    "attn.c_proj.": "attention.sublayer.out.",
-    "mlp.c_fc.": "ffn.sublayer.up.",
-    "mlp.c_proj.": "ffn.sublayer.down.",
-    "transformer.h.": "blocks.",
-}
-
-
-def from_gpt(tensors: Tensors) -> Tensors:
-    """GPT stores linear layers transposed, and q, k, v as one. Its feed-forward biases, zero here, have no place in ours."""
-    ours: Tensors = {}
-    for name, tensor in tensors.items():
-        if re.search(r"mlp\.c_\w+\.bias", name):
-            continue
-        tensor = tensor.T if re.search(r"c_\w+\.weight", name) else tensor
-        if "attn.c_attn." in name:
-            for part, piece in zip("qkv", tensor.chunk(3), strict=True):
-                ours[renamed(name.replace("attn.c_attn", f"attention.sublayer.{part}"), GPT_NAMES)] = piece
-        else:
-            ours[renamed(name, GPT_NAMES)] = tensor
-    return ours
-
-
-def llama_like(family: type, config: type, **options: Any) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        sizes = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 4}
-        sizes |= {"max_position_embeddings": 16, "rms_norm_eps": EPS, "attn_implementation": "eager"}
-        rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
-        return family(config(**{**sizes, "rope_parameters": rope, "tie_word_embeddings": False, **options}))
-
-    return build
-
-
-def gpt_like(family: type, config: type, **options: Any) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        model: nn.Module = family(
-            config(
-                vocab_size=256,
-                n_positions=16,
-                n_embd=32,
-                n_layer=2,
-                n_head=4,
-                layer_norm_epsilon=EPS,
-                attn_implementation="eager",
-                **options,
-            )
-        )
-        return model
-
-    return build
-
-
-ROPE = {"position.theta": ROPE_THETA, "norm.eps": EPS}
-QK_NORM = {"attention.qk_norm": {"kind": "rmsnorm", "eps": EPS}, "attention.head_dim": 16}
-LIKE_GPT = ("norm=layernorm", "position=learned", "head=tied")
-GPT_BIASES = {"norm.eps": EPS, "attention.qkv_bias": True, "attention.out_bias": True}
-
-PUBLISHED = {
-    "llama": Published(llama_like(LlamaForCausalLM, LlamaConfig), (), ROPE, from_llama),
-    "llama with one key head": Published(
-        llama_like(LlamaForCausalLM, LlamaConfig, num_key_value_heads=1), ("attention=mqa",), ROPE, from_llama
-    ),
-    "qwen2": Published(
-        llama_like(Qwen2ForCausalLM, Qwen2Config, num_key_value_heads=2, tie_word_embeddings=True),
-        ("attention=gqa", "head=tied"),
-        {**ROPE, "attention.qkv_bias": True},
-        from_llama,
-    ),
-    "qwen3": Published(
-        llama_like(Qwen3ForCausalLM, Qwen3Config, num_key_value_heads=2, head_dim=16), ("attention=gqa",), ROPE | QK_NORM, from_llama
-    ),
-    "gpt2": Published(gpt_like(GPT2LMHeadModel, GPT2Config, activation_function="gelu"), (*LIKE_GPT, "ffn=gelu"), GPT_BIASES, from_gpt),
-    "gpt1": Published(
-        gpt_like(OpenAIGPTLMHeadModel, OpenAIGPTConfig, afn="relu"), (*LIKE_GPT, "ffn=relu", "placement=post"), GPT_BIASES, from_gpt
-    ),
-}
-
-
-def config_of(published: Published) -> Config:
-    cfg = small(*published.choices)
-    for key, value in published.options.items():
-        cfg = changed(cfg, key, value)
-    return cfg
-
-
-def both(published: Published) -> tuple[Config, nn.Module, nn.Module]:
-    """Ours and theirs, with the same random weights."""
-    cfg, theirs = config_of(published), published.theirs().eval()
-    randomise(theirs)
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if re.search(r"mlp\.c_\w+\.bias", name):
-                parameter.zero_()
-    ours = build_model(cfg)
-    ours.load_state_dict(published.renamed({name: parameter.detach() for name, parameter in theirs.named_parameters()}))
-    return cfg, ours, theirs
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_logits_and_gradients_are_those_of_the_published_model(name: str) -> None:
-    cfg, ours, theirs = both(PUBLISHED[name])
-    logits, expected = ours(tokens_of(cfg)), theirs(tokens_of(cfg), use_cache=False).logits
-    assert max_difference(logits, expected) < 1e-5 * max(1, expected.abs().max())
-    for scores in (logits, expected):
-        F.cross_entropy(scores.flatten(0, 1), targets_of(cfg).flatten()).backward()
-    gradients = PUBLISHED[name].renamed({n: p.grad for n, p in theirs.named_parameters() if p.grad is not None})
-    largest = max(gradient.abs().max() for gradient in gradients.values())
-    for parameter_name, parameter in ours.named_parameters():
-        gradient = gradients[parameter_name]
-        assert parameter.grad is not None
-        assert max_difference(parameter.grad, gradient) < 1e-4 * max(gradient.abs().max(), 1e-3 * largest), parameter_name
-
-
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if "gpt" not in name])
-def test_parameters_are_as_many_as_those_of_the_published_model(name: str) -> None:
-    _, ours, theirs = both(PUBLISHED[name])
-    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
-
-
-# --- Qwen2 0.5B by the numbers
+from ablate.model.placement import PLACEMENT
+from tests.model.conftest import changed, max_difference, random_model, small, tokens_of, yaml_of
 
 
 @pytest.fixture(scope="module")
 def qwen2_half_billion() -> nn.Module:
     sizes = ["model.width=896", "model.depth=24", "model.heads=14", "model.context=128", "tokenizer=bpe", "tokenizer.vocab_size=151936"]
-    heads = ["attention=gqa", "attention.kv_heads=2", "attention.qkv_bias=true", "head=tied"]
-    return meta_model(compose([*sizes, *heads, "ffn.ratio=4864/896", "ffn.glu_factor=1"]))
+    return meta_model(compose(["arch=qwen2", *sizes, "head=tied", "ffn.ratio=4864/896", "ffn.glu_factor=1"]))
 
 
 def size(module: nn.Module) -> int:
@@ -218,7 +37,7 @@ def test_swiglu_of_qwen2_half_billion_has_13_074_432_parameters(qwen2_half_billi
 
 
 def test_norms_of_qwen2_half_billion_have_1_792_parameters_a_layer_and_43_008_in_all(qwen2_half_billion: nn.Module) -> None:
-    layers = [size(block.attention.norm) + size(block.ffn.norm) for block in qwen2_half_billion.blocks]
+    layers = [size(block.attention.input_norm) + size(block.ffn.input_norm) for block in qwen2_half_billion.blocks]
     assert set(layers) == {1_792}
     assert sum(layers) == 43_008
 
@@ -227,3 +46,112 @@ def test_qwen2_half_billion_has_494_032_768_parameters(qwen2_half_billion: nn.Mo
     """As its model card says: 0.49 billion, 0.36 of them no embedding."""
     assert size(qwen2_half_billion) == 494_032_768
     assert size(qwen2_half_billion) - 151_936 * 896 == 357_898_112
+
+
+# --- wiring
+
+
+@pytest.mark.parametrize("word", PLACEMENT.words())
+def test_a_model_is_embedding_blocks_in_order_norm_and_head(word: str) -> None:
+    model, tokens = random_model(small(f"placement={word}")), tokens_of(small())
+    x = model.embedding(tokens)
+    for block in model.blocks:
+        x, _, _ = block(x, model.positions[0], None, None)
+    assert torch.equal(model(tokens), model.head(model.norm(x), model.embedding.table.weight))
+
+
+@pytest.mark.parametrize("choice", ["ffn=swiglu", "ffn=moe", "loss=multi_token"])
+def test_what_training_runs_scores_the_next_token_as_evaluation_does(choice: str) -> None:
+    model, tokens = random_model(small(choice)), tokens_of(small())
+    assert torch.equal(model.run(tokens).logits_BTV, model(tokens))
+
+
+def test_a_sequence_longer_than_the_tables_is_an_error_that_says_both_lengths() -> None:
+    with pytest.raises(ValueError, match="17 tokens, and the model was built for 16"):
+        random_model(small())(torch.zeros(1, 17, dtype=torch.long))
+
+
+@pytest.mark.parametrize("position", ["rope", "alibi", "t5", "sinusoidal", "none"])
+@pytest.mark.parametrize("limits", [{}, {"window": "1/4"}, {"chunk": 0.5}])
+def test_a_model_with_longer_tables_goes_on_where_that_of_training_ends(position: str, limits: dict[str, Any]) -> None:
+    """Shares are of the context of training, so a window of a quarter is 4 tokens in both."""
+    cfg = small(f"position={position}")
+    cfg = changed(cfg, "attention", {**cfg.attention.model_dump(), **limits})
+    longer = build_model(cfg, max_tokens=40).eval()
+    longer.load_state_dict(random_model(cfg).state_dict())
+    tokens = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(0))
+    logits = longer(tokens)
+    assert logits.shape == (1, 40, 256)
+    assert max_difference(logits[:, :16], random_model(cfg)(tokens[:, :16])) < 1e-5 * max(1, logits.abs().max())
+
+
+def test_a_position_that_is_learned_ends_where_training_does() -> None:
+    with pytest.raises(ConfigError) as raised:
+        meta_model(small("position=learned"), max_tokens=17)
+    assert [problem.key for problem in raised.value.problems] == ["position"]
+
+
+def test_without_a_router_or_further_tokens_there_is_nothing_beside_the_logits() -> None:
+    outputs = random_model(small()).run(tokens_of(small()))
+    assert (outputs.auxiliary, outputs.future, outputs.found) == ([], [], [])
+
+
+def test_losses_of_routers_come_with_their_names_and_weights() -> None:
+    cfg = changed(changed(small("ffn=moe"), "ffn.balance_loss", 0.25), "ffn.router_z_loss", 0.5)
+    outputs = random_model(cfg).run(tokens_of(cfg))
+    assert [(auxiliary.name, auxiliary.weight) for auxiliary in outputs.auxiliary] == [("router_balance", 0.25), ("router_z", 0.5)]
+    assert len(outputs.found) == 2, "one a layer"
+
+
+# --- further tokens
+
+
+def further(num_future: int, *choices: str) -> Any:
+    return changed(small("loss=multi_token", *choices), "loss.num_future", num_future)
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+@pytest.mark.parametrize("num_future", [1, 3])
+def test_further_tokens_are_predicted_one_after_the_other_from_state_and_embedding(num_future: int) -> None:
+    """arXiv 2412.19437, eq. 21 to 23: h_t^k = block(W [norm(h_t^(k-1)); norm(embedding of token t + k)])."""
+    model, tokens = random_model(further(num_future)), tokens_of(small())
+    outputs = model.run(tokens)
+    assert len(outputs.future) == num_future
+    h_BTD = model.states(tokens)[0]
+    for k, module in enumerate(model.future, start=1):
+        ahead = torch.stack([model.embedding.table.weight[tokens[:, min(t + k, 15)]] for t in range(16)], dim=1)
+        both = torch.cat([rms(h_BTD, module.state_norm.weight), rms(ahead, module.token_norm.weight)], dim=-1)
+        h_BTD, _, _ = module.block(both @ module.join.weight.T, model.positions[0], None, None)
+        known = 16 - k  # the tokens after the end of a sequence are not known, and their targets do not count
+        expected = rms(h_BTD, model.norm.weight) @ model.head.unembed.weight.T
+        assert max_difference(outputs.future[k - 1][:, :known], expected[:, :known]) < 1e-4
+
+
+def test_further_scores_do_not_see_past_the_token_before_the_one_they_predict() -> None:
+    """At t the k-th of them predicts token t + 1 + k and has seen tokens up to t + k."""
+    model, tokens = random_model(further(2)), tokens_of(small())
+    other = tokens.clone()
+    other[:, 9] = (other[:, 9] + 1) % 256
+    for k, (before, after) in enumerate(zip(model.run(tokens).future, model.run(other).future, strict=True), start=1):
+        assert max_difference(before[:, : 9 - k], after[:, : 9 - k]) < 1e-5
+        assert (before[:, 9 - k] - after[:, 9 - k]).abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("choice", ["ffn=moe", "attention=mla", "position=alibi", "residual=parallel", "placement=hybrid"])
+def test_layers_for_further_tokens_are_layers_like_any_other(choice: str) -> None:
+    cfg = further(1, choice)
+    model = random_model(cfg)
+    blocks = {name.removeprefix("blocks.1."): tuple(tensor.shape) for name, tensor in model.named_parameters() if "blocks.1." in name}
+    ahead = {name.removeprefix("future.0.block."): tuple(tensor.shape) for name, tensor in model.named_parameters() if "0.block." in name}
+    assert blocks == ahead
+    assert torch.isfinite(model.run(tokens_of(cfg)).future[0]).all()
+
+
+def test_layers_for_further_tokens_follow_the_rules_of_the_last_layer() -> None:
+    rules = {"narrow": {"where": {"last": 1}, "set": {"attention": {"window": 3}, "ffn": yaml_of("ffn", "relu")}}}
+    block = build_model(changed(further(1), "layers", rules)).future[0].block
+    assert block.attention.sublayer.reach.window == 3
+    assert type(block.ffn.sublayer).__name__ == "Relu"

@@ -11,31 +11,28 @@ from torch.optim import AdamW, Muon, Optimizer
 from ablate.config import Config, build_model, meta_model
 from ablate.errors import ConfigError
 from ablate.model.count import count
+from ablate.model.dropout import DROPOUT
+from ablate.model.init import INIT
 from ablate.model.transformer import Transformer
 from ablate.train.loop import Training, train_step
 from ablate.train.loss import LOSS
 from ablate.train.optim import OPTIM
 from ablate.train.schedule import SCHEDULE
-from tests.model.conftest import changed, gradients_of, max_difference, random_model, small, targets_of, tokens_of, yaml_of
+from tests.model.conftest import changed, gradients_of, max_difference, options_of, random_model, small, targets_of, tokens_of, yaml_of
 
 RATE = 0.01
 OPTIONS = [(word, option) for word in OPTIM.words() for option in OPTIM.options(word).model_fields if option != "kind"]
-OTHER_VALUES: dict[str, Any] = {"betas": [0.5, 0.6], "eps": 0.5, "lr": 0.05, "momentum": 0.5, "weight_decay": 5.0}
+OTHER_VALUES: dict[str, Any] = {"betas": [0.5, 0.6], "eps": 0.5, "lr": 0.05, "momentum": 0.5, "weight_decay": 5.0, "decay": "all"}
 
 
-def optimizers(word: str, model: Transformer, **options: Any) -> list[Optimizer]:
+def optimizers(word: str, model: Transformer, init: str = "normal", **options: Any) -> list[Optimizer]:
     """The optimisers of a model, with the options of their YAML but for those given."""
-    return OPTIM.build(OPTIM.options(word).model_validate({**options_of(word), **options})).optimizers(model)
-
-
-def options_of(word: str) -> dict[str, Any]:
-    return {**yaml_of("optim", word), "lr": RATE}
+    return OPTIM.build(options_of(OPTIM, word, **{"lr": RATE, **options})).optimizers(model, INIT.build(options_of(INIT, init)))
 
 
 def model_with_biases() -> Transformer:
     """One parameter of every sort: gains and biases, of norms and of linear layers, and a table of positions."""
-    cfg = changed(changed(small("norm=layernorm", "position=learned"), "attention.qkv_bias", True), "attention.out_bias", True)
-    return random_model(cfg)
+    return random_model(small("norm=layernorm", "position=learned", "attention=mha_bias", "ffn=gelu_bias", "head=untied_bias"))
 
 
 def names_in(groups: list[dict[str, Any]], model: nn.Module) -> list[str]:
@@ -79,6 +76,102 @@ def test_weight_decay_shrinks_matrices_alone_and_by_rate_times_decay(word: str) 
         assert max_difference(change, expected) < 1e-6, name
 
 
+EVERYTHING = (
+    "ffn=moe",
+    "attention/qk_norm=per_head",
+    "residual=layerscale",
+    "position=transformer_xl",
+    "norm=layernorm",
+    "head=untied_bias",
+)
+"""With parameters that have two dimensions and are no matrices: gains of each head, biases of each expert, two vectors of each head."""
+
+
+def model_with_everything() -> Transformer:
+    cfg = changed(changed(small(*EVERYTHING), "ffn.expert", yaml_of("ffn", "gelu_bias")), "ffn.router_bias", True)
+    return random_model(changed(changed(cfg, "attention.sink", "learned"), "attention.gate", "head"))
+
+
+MATRICES = ("q", "k", "v", "out", "gate", "router", "up", "down", "table", "unembed", "r")
+
+
+def is_matrix(name: str) -> bool:
+    return name.endswith(".weight") and name.split(".")[-2] in MATRICES and "qk_norm" not in name
+
+
+@pytest.mark.parametrize("word", OPTIM.words())
+def test_gains_of_heads_and_biases_of_experts_are_no_matrices(word: str) -> None:
+    model = model_with_everything()
+    shapes = {name: parameter.ndim for name, parameter in model.named_parameters()}
+    assert sorted({name.split(".", 2)[2] for name, ndim in shapes.items() if ndim > 1 and not is_matrix(name) and "blocks.0" in name}) == [
+        "attention.sublayer.qk_norm.k.weight",
+        "attention.sublayer.qk_norm.q.weight",
+        "ffn.sublayer.experts.down.bias",
+        "ffn.sublayer.experts.up.bias",
+    ]
+    groups = [group for optimizer in optimizers(word, model, weight_decay=0.5) for group in optimizer.param_groups]
+    decayed = names_in([group for group in groups if group["weight_decay"]], model)
+    assert decayed == sorted(name for name in shapes if is_matrix(name))
+    assert names_in(groups, model) == sorted(shapes)
+
+
+@pytest.mark.parametrize("word", OPTIM.words())
+def test_decay_of_all_shrinks_gains_and_biases_too(word: str) -> None:
+    model = model_with_everything()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    made = optimizers(word, model, weight_decay=0.5, decay="all")
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for optimizer in made:
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert max_difference(parameter.detach() - before[name], -RATE * 0.5 * before[name]) < 1e-6, name
+
+
+@pytest.mark.parametrize("word", OPTIM.words())
+def test_decay_of_all_without_a_weight_decay_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        optimizers(word, random_model(small()), weight_decay=0.0, decay="all")
+    assert [problem.key for problem in raised.value.problems] == ["optim.decay"]
+
+
+def test_a_plain_gain_decays_to_zero_and_a_zero_centred_one_to_one() -> None:
+    """The one difference between the two: after a step without a gradient the gain of one has shrunk, that of the other has moved to 1."""
+    shrinking, centring = (random_model(small(f"norm={word}")) for word in ("rmsnorm", "rmsnorm_zero_centred"))
+    with torch.no_grad():
+        shrinking.norm.weight.fill_(3.0)
+        centring.norm.weight.fill_(2.0)
+    for model in (shrinking, centring):
+        step("adamw", model, zero_gradients(model), weight_decay=0.5, decay="all")
+    assert shrinking.norm.gain()[0].item() == pytest.approx(3 * (1 - RATE / 2))
+    assert centring.norm.gain()[0].item() == pytest.approx(1 + 2 * (1 - RATE / 2))
+
+
+@pytest.mark.parametrize("word", OPTIM.words())
+def test_stacks_of_experts_are_left_to_adamw(word: str) -> None:
+    model = model_with_everything()
+    adamw = optimizers(word, model)[-1]
+    assert isinstance(adamw, AdamW)
+    stacks = [name for name, parameter in model.named_parameters() if parameter.ndim == 3]
+    assert len(stacks) == 2 * 2
+    assert set(stacks) <= set(names_in(adamw.param_groups, model))
+
+
+@pytest.mark.parametrize("decay", ["matrices", "all"])
+def test_rate_and_decay_of_a_group_are_each_their_own(decay: str) -> None:
+    """mup: three groups of matrices and gains, whatever the decay."""
+    model = random_model(small())
+    [adamw] = optimizers("adamw", model, init="mup", weight_decay=0.5, decay=decay)
+    found = {(group["rate"], group["weight_decay"]): names_in([group], model) for group in adamw.param_groups}
+    gains = sorted(name for name, parameter in model.named_parameters() if parameter.ndim == 1)
+    table = ["embedding.table.weight"]
+    hidden = sorted(set(dict(model.named_parameters())) - {*gains, *table})
+    if decay == "matrices":
+        assert found == {(1.0, 0.5): table, (1.0, 0.0): gains, (3.0, 0.5): hidden}  # 96 / 32
+    else:
+        assert found == {(1.0, 0.5): sorted([*table, *gains]), (3.0, 0.5): hidden}
+
+
 @pytest.mark.parametrize("word", OPTIM.words())
 def test_without_weight_decay_a_zero_gradient_moves_nothing(word: str) -> None:
     model = model_with_biases()
@@ -91,9 +184,9 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     assert isinstance(muon, Muon)
     assert isinstance(adamw, AdamW)
     matrices = [name for name, parameter in model.named_parameters() if name.startswith("blocks.") and parameter.ndim == 2]
-    assert len(matrices) == 2 * 7
+    assert len(matrices) == 2 * 6
     assert names_in(muon.param_groups, model) == sorted(matrices)
-    assert "embedding.weight" in names_in(adamw.param_groups, model)
+    assert "embedding.table.weight" in names_in(adamw.param_groups, model)
     assert "head.unembed.weight" in names_in(adamw.param_groups, model)
 
 
@@ -189,10 +282,11 @@ def training(cfg: Config) -> Training:
         peak_flops=1.0,
         loss=LOSS.build(cfg.loss),
         lr=optim.lr,
-        optimizers=optim.optimizers(model),
+        optimizers=optim.optimizers(model, INIT.build(cfg.init)),
         schedule=SCHEDULE.build(cfg.schedule),
         batches=lambda step: (tokens_of(cfg, 4), targets_of(cfg, 4)),
         data=None,
+        drops=DROPOUT.build(cfg.dropout).active,
     )
 
 
@@ -225,7 +319,7 @@ def test_the_loss_of_a_row_is_cross_entropy_and_z_loss_stands_beside_it() -> Non
 
 @pytest.mark.parametrize("word", OPTIM.words())
 def test_twenty_steps_on_one_batch_halve_its_loss(word: str) -> None:
-    run = training(config(optim=options_of(word), train__tokens=20 * 64))
+    run = training(config(optim={**yaml_of("optim", word), "lr": RATE}, train__tokens=20 * 64))
     losses = [train_step(run)["loss"] for _ in range(20)]
     assert losses[-1] < losses[0] / 2
 
@@ -246,3 +340,27 @@ def test_a_gradient_above_the_limit_is_clipped_to_it_and_the_row_has_its_true_no
         for run in (free, clipped)
     ]
     assert moved[1] < 0.5 * moved[0]
+
+
+def test_a_step_moves_each_group_by_the_rate_of_the_schedule_times_its_own() -> None:
+    run = training(config(init=yaml_of("init", "mup"), optim__weight_decay=0.0, optim__eps=1e-20))
+    before = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
+    lr = train_step(run)["lr"]
+    rates = {group["rate"]: group["lr"] for optimizer in run.optimizers for group in optimizer.param_groups}
+    assert rates == pytest.approx({1.0: lr, 3.0: 3 * lr})
+    for name, parameter in run.model.named_parameters():
+        moved = (parameter.detach() - before[name]).abs().max().item()
+        own = 1 if parameter.ndim == 1 or name == "embedding.table.weight" else 3
+        assert moved == pytest.approx(own * lr, rel=1e-3), name
+
+
+def test_a_step_drops_the_same_again_and_the_next_one_something_else() -> None:
+    """So a resumed run drops what an unbroken one drops."""
+    cfg = config(dropout=yaml_of("dropout", "dropout"), optim__lr=1e-12, optim__weight_decay=0.0)
+    first, again = training(cfg), training(cfg)
+    torch.manual_seed(1)
+    losses = [train_step(first)["loss"] for _ in range(3)]
+    torch.manual_seed(2)
+    again.step = 1
+    assert [train_step(again)["loss"] for _ in range(2)] == losses[1:]
+    assert len(set(losses)) == 3, "the same batch, and no step to speak of"
