@@ -5,6 +5,7 @@ In a notebook:
     cfg = ablate.compose(["norm=layernorm"])     # the config that `python -m ablate norm=layernorm` trains
     model = ablate.build_model(cfg)              # its model, initialised
     runs, curves = ablate.load_runs("results")   # all runs as pandas frames
+    cfg, model = ablate.load_pretrained("folder")  # a local checkpoint of a published architecture
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Config", "ConfigError", "build_model", "compose", "load_runs", "parse"]
+__all__ = ["Config", "ConfigError", "build_model", "compose", "load_pretrained", "load_runs", "parse"]
 
 if TYPE_CHECKING:
     from ablate.composition import compose
     from ablate.config import Config, build_model, parse
     from ablate.errors import ConfigError
+    from ablate.pretrained import load_pretrained
     from ablate.runs import load_runs
 
 _HOME = {
@@ -25,6 +27,7 @@ _HOME = {
     "ConfigError": "ablate.errors",
     "build_model": "ablate.config",
     "compose": "ablate.composition",
+    "load_pretrained": "ablate.pretrained",
     "load_runs": "ablate.runs",
     "parse": "ablate.config",
 }

@@ -2,6 +2,7 @@
 
     ablate bench scale=small compile=true                      # our loop against a bare loop, and the peak of matrix products
     ablate bench scale=tiny compile=true vs norm=layernorm vs norm=none    # configs against each other
+    ablate bench --every arch --rounds 3 scale=small compile=true          # every choice of a group, each against the config
 
 A machine is shared and noisy; a ratio within a round is not. On a CPU compare the speed of variants compiled: eager, an operator that
 has a fused kernel beats one that has none, which says nothing about the variants.
@@ -27,6 +28,7 @@ from statistics import median
 import torch
 from rich.table import Table
 from torch import nn
+from torch._dynamo.utils import counters
 
 from ablate.composition import compose
 from ablate.config import Config, ProbesConfig, meta_model
@@ -36,6 +38,7 @@ from ablate.errors import ConfigError
 from ablate.model.count import count
 from ablate.registry import sized
 from ablate.runs import Run, canonical
+from ablate.shipped import conf_dir
 from ablate.trackers import start_mirror
 from ablate.train.launch import cache_dir, plain_console
 from ablate.train.loop import Stop, Training, build, find_device, restore, run_steps, should_compile, train_step
@@ -68,14 +71,18 @@ def bench(argv: list[str]) -> int:
     )
     parser.add_argument("--rounds", type=int, default=11, help="rounds, in each of which every contestant has its turn (default 11)")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn (default 2)")
+    parser.add_argument("--every", metavar="GROUP", help="every choice of a group (arch, norm, ...) against the config, one after another")
     flags, rest = parser.parse_known_args(argv)
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
-        raise ConfigError.at(unknown[0], "no such flag; allowed: --rounds, --seconds, --help")
+        raise ConfigError.at(unknown[0], "no such flag; allowed: --rounds, --seconds, --every, --help")
     if flags.rounds < 1 or flags.seconds < 0:
         raise ConfigError.at("--rounds, --seconds", f"at least 1 round of at least 0 seconds, got {flags.rounds} and {flags.seconds}")
     console = plain_console()
     first, *others = _split(rest)
+    if flags.every:
+        console.print(every(first, flags.every, flags.rounds, flags.seconds))
+        return 0
     if others:
         contenders = [_variant(first, [])] + [_variant(first, other) for other in others]
         peaks = race(contenders, flags.rounds, flags.seconds)
@@ -87,6 +94,49 @@ def bench(argv: list[str]) -> int:
         console.print(cost_of_probes(contenders[0].training, compose(first), flags.rounds, flags.seconds))
     console.print(first_step(first))
     return 0
+
+
+def every(common: list[str], group: str, rounds: int, seconds: float) -> Table:
+    """Each choice of a group against the config without it, interleaved in pairs: memory holds two models at a time."""
+    words = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    if not words:
+        raise ConfigError.at("--every", f"no such group: {group!r}")
+    baseline = _variant(common, [])
+    training = baseline.training
+    result = Table(
+        title=f"every choice of {group} against {' '.join(common) or 'the baseline'}",
+        caption=f"{training.device.type}, {training.cfg.dtype}, {'compiled' if training.compiled else 'eager'}, "
+        f"{torch.get_num_threads()} threads; {rounds} rounds of pairs; graphs: compiled for the choice, blocks, head and loss together",
+        title_justify="left",
+        caption_justify="left",
+    )
+    columns = ("ms a step", "ratio", "ratio, middle half", "parameters, ratio", "FLOPs a token, ratio", "graphs")
+    result.add_column(group)
+    for column in columns:
+        result.add_column(column, justify="right")
+    for word in words:
+        try:
+            result.add_row(word, *_against(baseline, common, f"{group}={word}", rounds, seconds))
+        except ConfigError as error:
+            result.add_row(word, f"refused: {error.problems[0].key}")
+    return result
+
+
+def _against(baseline: Contestant, common: list[str], choice: str, rounds: int, seconds: float) -> list[str]:
+    graphs = counters["stats"]["unique_graphs"]
+    baseline.seconds.clear()
+    contender = _variant(common, [choice])
+    race([baseline, contender], rounds, seconds)
+    ours, theirs = contender.training.counts, baseline.training.counts
+    ratios = sorted(ours / theirs for ours, theirs in zip(contender.seconds, baseline.seconds, strict=True))
+    return [
+        f"{1000 * median(contender.seconds):.1f}",
+        f"{median(ratios):.3f}",
+        f"{ratios[len(ratios) // 4]:.3f} to {ratios[-1 - len(ratios) // 4]:.3f}",
+        f"{ours.parameters / theirs.parameters:.3f}",
+        f"{ours.training_flops_per_token / theirs.training_flops_per_token:.3f}",
+        str(counters["stats"]["unique_graphs"] - graphs),
+    ]
 
 
 def _split(words: list[str]) -> list[list[str]]:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
-from ablate.data import DATA, TOKENIZER, check_pair, vocab_size
+from ablate.data import DATA, TOKENIZER, Task, check_pair, vocab_size
 from ablate.errors import ConfigError, Problem, did_you_mean
 from ablate.matching import MATCH
 from ablate.model.attention import ATTENTION
@@ -381,11 +381,21 @@ def _check_together(cfg: Config) -> None:
         same = "mqa" if kv_heads == 1 else "mha"
         problems.append(Problem("attention.kv_heads", f"{kv_heads} of model.heads={cfg.model.heads} is attention={same}: choose that"))
     check(lambda: check_pair(cfg.data, cfg.tokenizer))
+    check(lambda: _check_task(cfg))
     check(lambda: OPTIM.build(cfg.optim))
     check(lambda: SCHEDULE.build(cfg.schedule))
     check(lambda: meta_model(cfg))
     if problems:
         raise ConfigError(problems)
+
+
+def _check_task(cfg: Config) -> None:
+    """A synthetic task has examples of this length, and its answers are those of the next token."""
+    source = DATA.build(cfg.data)
+    if isinstance(source, Task):
+        source.check(cfg.model.context)
+        if cfg.num_future:
+            raise ConfigError.at("loss", f"{cfg.loss.kind} asks for tokens further on, and data={cfg.data.kind} has one answer a question")
 
 
 def _check_layers(cfg: Config) -> None:

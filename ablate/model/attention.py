@@ -7,7 +7,6 @@ from typing import Annotated, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from ablate.errors import ConfigError
@@ -332,5 +331,3 @@ def _heads(x_BTM: Tensor, heads: int) -> Tensor:
 
 def attentions(model: nn.Module) -> list[Attention]:
     return [module for module in model.modules() if isinstance(module, Attention)]
-
-

@@ -17,7 +17,10 @@ Scale = Positive | Literal["sqrt_width"]
 
 
 class TokenTable(nn.Module):
-    """x = norm(scale * W[token]); a scale of sqrt_width is sqrt(D) (arXiv 1706.03762, section 3.4; Gemma)."""
+    """x = norm(scale * W[token] + position); a scale of sqrt_width is sqrt(D) (arXiv 1706.03762, section 3.4; Gemma).
+
+    `norm` stands after a position that is added to the tokens, as in BERT; the model calls it there.
+    """
 
     def __init__(self, vocab_size: int, dim: int, table_dim: int, scale: float | str, norm: Options) -> None:
         super().__init__()
@@ -30,7 +33,7 @@ class TokenTable(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.project(self.table(tokens_BT))
-        return self.norm(x_BTD if self.scale == 1 else self.scale * x_BTD)
+        return x_BTD if self.scale == 1 else self.scale * x_BTD
 
 
 EMBEDDING: Registry[TokenTable] = Registry("embedding")

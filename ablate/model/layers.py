@@ -35,7 +35,9 @@ def overrides(rules: Mapping[str, Rule], depth: int) -> list[dict[str, dict[str,
         for group in rule.set:
             if group not in LAYERED:
                 allowed = ", ".join(LAYERED)
-                raise ConfigError.at(f"layers.{name}.set.{group}", f"cannot differ by layer; allowed: {allowed}{did_you_mean(group, LAYERED)}")
+                raise ConfigError.at(
+                    f"layers.{name}.set.{group}", f"cannot differ by layer; allowed: {allowed}{did_you_mean(group, LAYERED)}"
+                )
         chosen = chosen_layers(name, rule.where, depth)
         if not chosen:
             raise ConfigError.at(f"layers.{name}.where", f"{rule.where} is no layer of a model of {depth}: the rule has no effect")

@@ -115,7 +115,7 @@ class Transformer(nn.Module):
         logits_BTV = self.head(self.norm(x_BTD), self.embedding.table.weight)
         future = []
         for ahead, module in enumerate(self.future, start=1):
-            embedded_BTD = self.embedding(tokens_BT.roll(-ahead, dims=1))
+            embedded_BTD = self.embedding.norm(self.embedding(tokens_BT.roll(-ahead, dims=1)))
             around = self.positions[self.position_of[-1]], self._visible(len(self.blocks) - 1, tokens_BT)
             x_BTD, stats = module(x_BTD, embedded_BTD, *around)
             found += [] if stats is None else [stats]
@@ -127,7 +127,7 @@ class Transformer(nn.Module):
         """The residual stream after the last block, and what the feed-forward layers found out."""
         if tokens_BT.shape[1] > self.max_tokens:
             raise ValueError(f"{tokens_BT.shape[1]} tokens, and the model was built for {self.max_tokens}")
-        x_BTD = self.dropout(self.positions[0].embed(self.embedding(tokens_BT)))
+        x_BTD = self.dropout(self.embedding.norm(self.positions[0].embed(self.embedding(tokens_BT))))
         first_value, found = None, []
         for layer, block in enumerate(self.blocks):
             position = self.positions[self.position_of[layer]]

@@ -23,10 +23,10 @@ from ablate.config import Config
 from ablate.data import vocab_size
 from ablate.errors import ConfigError, Problem, did_you_mean
 from ablate.model.transformer import Transformer
-from ablate.pretrained import dense, gemma, layernorm, moe, rmsnorm
+from ablate.pretrained import dense, gemma, gpt, layernorm, moe, parallel, rmsnorm
 from ablate.pretrained.tables import Family, convert, sources
 
-MODULES = (layernorm, rmsnorm, dense, gemma, moe)
+MODULES = (gpt, parallel, layernorm, rmsnorm, dense, gemma, moe)
 FAMILIES: dict[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 """The families that can be loaded, by the model_type of config.json."""
 

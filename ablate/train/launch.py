@@ -167,8 +167,9 @@ def introduce(training: Training, run: Run, say: Callable[[str], None]) -> None:
         say(f"resumed at step {training.step} of {cfg.steps}")
     corpus = training.data.description.get("name", cfg.data.kind)
     epochs = training.batches.epochs(cfg.steps)
+    seen = f"{epochs:.2f} epochs of {corpus}" if epochs else corpus
     say(
-        f"{counts.parameters:,} parameters, {cfg.steps:,} steps of {cfg.batch_tokens:,} tokens ({epochs:.2f} epochs of {corpus}), "
+        f"{counts.parameters:,} parameters, {cfg.steps:,} steps of {cfg.batch_tokens:,} tokens ({seen}), "
         f"{training.device.type} {cfg.dtype}{' compiled' if training.compiled else ''}"
     )
     if abs(counts.ffn_parameter_error) > 1e-4:
@@ -217,7 +218,10 @@ def bar(training: Training, console: Console) -> Iterator[Callable[[Update], Non
 def measured(update: Update) -> str:
     assert update.evaluation
     per_byte = update.evaluation.bits_per_byte
-    return f"evaluation {update.evaluation.loss:.4f}" + (f" ({per_byte:.4f} bits per byte)" if per_byte is not None else "")
+    accuracy = update.evaluation.accuracy
+    facts = [f"{per_byte:.4f} bits per byte"] if per_byte is not None else []
+    facts += [f"{accuracy:.1%} right"] if accuracy is not None else []
+    return f"evaluation {update.evaluation.loss:.4f}" + (f" ({', '.join(facts)})" if facts else "")
 
 
 def result(directory: Path) -> str:
@@ -226,7 +230,8 @@ def result(directory: Path) -> str:
     if not set(found) >= RESULT_KEYS:
         return "its summary.json is broken: rerun=true does it again"
     per_byte = f", {found['bits_per_byte']:.4f} bits per byte" if found["bits_per_byte"] is not None else ""
-    loss = f"evaluation loss {found['eval_loss']:.4f} nats per token{per_byte}"
+    right = f", {found['eval_accuracy']:.1%} of answers right" if found.get("eval_accuracy") is not None else ""
+    loss = f"evaluation loss {found['eval_loss']:.4f} nats per token{per_byte}{right}"
     work = f"{found['tokens']:,} tokens in {found['seconds']:.0f} s of steps, {found['tokens_per_second']:,.0f} tokens/s"
     return f"{loss}; {work}, {found['flop_utilisation']:.0%} of the FLOPs of a matrix product"
 

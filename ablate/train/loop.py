@@ -320,6 +320,8 @@ def evaluation_row(training: Training, evaluation: Evaluation) -> dict[str, floa
     row: dict[str, float | int] = {"step": training.step, "tokens": training.step * training.cfg.batch_tokens, "eval/loss": evaluation.loss}
     if evaluation.bits_per_byte is not None:
         row["eval/bits_per_byte"] = evaluation.bits_per_byte
+    if evaluation.accuracy is not None:
+        row["eval/accuracy"] = evaluation.accuracy
     return row
 
 

@@ -19,6 +19,7 @@ from ablate.train.loss import LOSS
 from tests.model.conftest import (
     CHOICES,
     DIFFERENT,
+    PRESETS,
     QUIET_COMPILER,
     STABILITY,
     changed,
@@ -288,7 +289,7 @@ def test_all_layers_are_captured_as_one_graph_and_the_head_as_another(stability:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", ALL_CHOICES)
+@pytest.mark.parametrize("choice", [choice for choice in [*CHOICES, *STABILITY] if choice not in PRESETS])
 @pytest.mark.filterwarnings(*QUIET_COMPILER)
 def test_a_compiled_model_gives_the_logits_and_gradients_of_the_plain_one_in_two_graphs(choice: str) -> None:
     cfg = small(choice)
