@@ -304,7 +304,7 @@ def _registry_at(path: list[int | str], values: Any) -> Registry[Any] | None:
     if len(path) == 1:
         return AXES.get(str(path[0]))
     model = _model_at(path[:-1], values)
-    return model.nested.get(str(path[-1])) if model and issubclass(model, Options) else None
+    return _nested(model, str(path[-1]))
 
 
 def _model_at(path: list[int | str], values: Any) -> type[BaseModel] | None:
@@ -312,10 +312,10 @@ def _model_at(path: list[int | str], values: Any) -> type[BaseModel] | None:
     model: type[BaseModel] | None = schema()
     for depth, part in enumerate(path):
         values = values.get(part) if isinstance(values, dict) else None
-        registry = _registry_at(path[: depth + 1], {}) if depth == 0 else model.nested.get(str(part)) if _is_options(model) else None
+        registry = AXES.get(str(part)) if depth == 0 else _nested(model, str(part))
         if registry is not None:
             kind = values.get("kind") if isinstance(values, dict) else None
-            model = registry.options(kind) if kind in registry.words() else None
+            model = registry.options(str(kind)) if kind in registry.words() else None
         elif model is not None and part in model.model_fields:
             hint = model.model_fields[str(part)].annotation
             model = next((h for h in (hint, *get_args(hint)) if isinstance(h, type) and issubclass(h, BaseModel)), None)
@@ -324,8 +324,8 @@ def _model_at(path: list[int | str], values: Any) -> type[BaseModel] | None:
     return model
 
 
-def _is_options(model: Any) -> bool:
-    return model is not None and issubclass(model, Options)
+def _nested(model: type[BaseModel] | None, option: str) -> Registry[Any] | None:
+    return model.nested.get(option) if model is not None and issubclass(model, Options) else None
 
 
 def _path(loc: tuple[int | str, ...], values: Any) -> list[int | str]:

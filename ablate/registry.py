@@ -74,9 +74,11 @@ Count = Annotated[int, Field(ge=1)]
 def _size(value: object) -> object:
     """'1/2' -> 0.5; a number above 0 is a size: an integer as it is, or a share below 1."""
     value = _fraction(_yaml_number(value))
-    is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-    if is_size and (isinstance(value, int) or value < 1 or math.isinf(value) or value.is_integer()):
-        return int(value) if isinstance(value, float) and value >= 1 and math.isfinite(value) else value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) or value < 1 or math.isinf(value):
+            return value
+        if value.is_integer():
+            return int(value)
     raise ValueError("must be an integer above 0, or a share below 1 such as 1/2")
 
 

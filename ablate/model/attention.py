@@ -104,6 +104,11 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     @property
+    def norm_after_rope(self) -> bool:
+        """Whether queries and keys are normalised after their rotation."""
+        return False
+
+    @property
     def plain(self) -> bool:
         """Whether scores are a softmax over the whole past and nothing else: the case of fused operators."""
         return math.isinf(self.soft_cap) and self.sink is None and self.reach == Reach(None, None)
@@ -143,7 +148,7 @@ class Attention(nn.Module):
         self.out.gain = gain
         for name, module in self.named_modules():
             if name in ("v", "v_up"):
-                module.gain = gain  # type: ignore[assignment]
+                module.gain = gain
 
     def normalise_inner(self, make_norm: MakeNorm) -> None:
         self.inner_norm = make_norm(self.inner_dim)
@@ -216,6 +221,11 @@ class Projected(Attention):
     @property
     def kv_elements_per_token(self) -> int:
         return 2 * self.k.out_features
+
+    @property
+    def norm_after_rope(self) -> bool:
+        after_rope: bool = self.qk_norm.after_rope
+        return after_rope
 
     def project(self, x_BTD: Tensor, position: Position) -> tuple[Tensor, Tensor, Tensor]:
         q_BTM, k_BTM = self.q(x_BTD), self.k(x_BTD)

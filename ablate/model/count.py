@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ablate.model.attention import Attention
 from ablate.model.ffn import FeedForward
+from ablate.model.residual import Block
 from ablate.model.transformer import Transformer
 
 
@@ -50,7 +51,7 @@ def count(model: Transformer, context: int) -> Counts:
     # Plain operators: the counter does not know the fused attention of every device, and would count it as nothing.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(tokens)
-    ffns: list[FeedForward] = [block.ffn.sublayer for block in model.blocks]
+    ffns: list[FeedForward] = [module.ffn.sublayer for module in model.blocks if isinstance(module, Block)]
     return Counts(
         parameters=parameters(model),
         embedding=sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)),

@@ -28,7 +28,7 @@ class Rule(Section):
 
 
 def overrides(rules: Mapping[str, Rule], depth: int) -> list[dict[str, dict[str, Any]]]:
-    """For each layer what is set there, by group. Two rules that set one key of one layer differently are an error, so order never counts."""
+    """For each layer what is set there, by group. Two rules that set one key of a layer differently are an error: order never counts."""
     result: list[dict[str, dict[str, Any]]] = [{} for _ in range(depth)]
     setter: dict[tuple[int, str], str] = {}
     for name, rule in rules.items():
@@ -62,7 +62,7 @@ def chosen_layers(name: str, where: Mapping[str, int | list[int]], depth: int) -
 
     def number(key: str) -> int:
         value = where[key]
-        if isinstance(value, list) or isinstance(value, bool) or value < 1:
+        if isinstance(value, (list, bool)) or value < 1:
             raise ConfigError.at(f"layers.{name}.where.{key}", f"must be an integer above 0, got {value!r}")
         return value
 

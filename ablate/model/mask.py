@@ -122,5 +122,6 @@ def _flex(
     y_BNTH, found = flex_attention(q_BNTH, k_BNTH, v_BNTH, change, visible, scale=scale, return_aux=wanted)
     if sink is None:
         return y_BNTH
+    assert found.lse is not None
     # The sink takes exp(sink) of the sum: what is left is sum / (sum + exp(sink)).
     return (y_BNTH * torch.sigmoid(found.lse - sink[:, None])[..., None]).type_as(v_BNTH)

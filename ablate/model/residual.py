@@ -72,7 +72,7 @@ class Serial(Scaled):
 
 @RESIDUAL.register("parallel")
 class Parallel(Scaled):
-    """x = stream x + branch (attention(x) + ffn(x)) (GPT-J; PaLM, arXiv 2204.02311, section 2); `shared_norm`: one norm reads x for both."""
+    """x = stream x + branch (attention(x) + ffn(x)) (GPT-J; PaLM, arXiv 2204.02311, section 2); `shared_norm`: one norm for both."""
 
     def __init__(
         self, attention: Placement, ffn: Placement, dim: int, dropout: float, *, shared_norm: bool, branch: Positive, stream: Positive

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ablate.errors import ConfigError
 from ablate.model.attention import ATTENTION, Attention
 from ablate.model.dropout import DROPOUT
-from ablate.model.embedding import EMBEDDING
+from ablate.model.embedding import EMBEDDING, TokenTable
 from ablate.model.ffn import FFN
 from ablate.model.head import HEAD
 from ablate.model.linear import Linear
@@ -72,8 +72,8 @@ class Transformer(nn.Module):
         super().__init__()
         dim, layers = cfg.model.width, cfg.layer_options()
         self.width, self.max_tokens = dim, max_tokens or cfg.model.context
-        self.embedding = EMBEDDING.build(cfg.embedding, vocab_size, dim)
-        blocks = [build_block(cfg, options, layer) for layer, options in enumerate(layers)]
+        self.embedding: TokenTable = EMBEDDING.build(cfg.embedding, vocab_size, dim)
+        blocks: list[Block] = [build_block(cfg, options, layer) for layer, options in enumerate(layers)]
         self.blocks = nn.ModuleList(blocks)
         self.attentions: list[Attention] = [block.attention.sublayer for block in blocks]
         self._build_positions(cfg, [options.position for options in layers])
@@ -103,7 +103,7 @@ class Transformer(nn.Module):
             message = "a position that works on the embedded tokens is one for all layers: a rule on position has no effect or no meaning"
             raise ConfigError.at("layers", message)
         rotates = any(type(position).rotate is not Position.rotate for position in positions)
-        if not rotates and any(getattr(attention, "qk_norm", None) and attention.qk_norm.after_rope for attention in self.attentions):
+        if not rotates and any(attention.norm_after_rope for attention in self.attentions):
             raise ConfigError.at("attention.qk_norm.order", "after_rope has no effect: this position rotates nothing")
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Transformer(nn.Module):
         future = []
         for ahead, module in enumerate(self.future, start=1):
             embedded_BTD = self.embedding.norm(self.embedding(tokens_BT.roll(-ahead, dims=1)))
-            around = self.positions[self.position_of[-1]], self._visible(len(self.blocks) - 1, tokens_BT)
+            around = self.position(len(self.blocks) - 1), self._visible(len(self.blocks) - 1, tokens_BT)
             x_BTD, stats = module(x_BTD, embedded_BTD, *around)
             found += [] if stats is None else [stats]
             future.append(self.head(self.norm(x_BTD), self.embedding.table.weight))
@@ -127,18 +127,23 @@ class Transformer(nn.Module):
         """The residual stream after the last block, and what the feed-forward layers found out."""
         if tokens_BT.shape[1] > self.max_tokens:
             raise ValueError(f"{tokens_BT.shape[1]} tokens, and the model was built for {self.max_tokens}")
-        x_BTD = self.dropout(self.embedding.norm(self.positions[0].embed(self.embedding(tokens_BT))))
+        x_BTD = self.dropout(self.embedding.norm(self.position(0).embed(self.embedding(tokens_BT))))
         first_value, found = None, []
         for layer, block in enumerate(self.blocks):
-            position = self.positions[self.position_of[layer]]
-            x_BTD, value, stats = block(x_BTD, position, self._visible(layer, tokens_BT), first_value)
+            x_BTD, value, stats = block(x_BTD, self.position(layer), self._visible(layer, tokens_BT), first_value)
             first_value = value if first_value is None else first_value
             if stats is not None:
                 found.append(stats)
         return x_BTD, found
 
+    def position(self, layer: int) -> Position:
+        """The position of a layer."""
+        module = self.positions[self.position_of[layer]]
+        assert isinstance(module, Position)
+        return module
+
     def _visible(self, layer: int, tokens_BT: Tensor) -> Visible:
-        attention, position = self.attentions[layer], self.positions[self.position_of[layer]]
+        attention, position = self.attentions[layer], self.position(layer)
         biased = type(position).bias is not Position.bias
         flex = tokens_BT.device.type == "cuda" and not attention.dropout and (biased or not attention.plain)
         return visible(attention.reach, tokens_BT.shape[1], tokens_BT.device, flex)

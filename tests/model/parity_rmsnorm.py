@@ -186,8 +186,11 @@ CASES = [
         "qwen2",
         tiny(Qwen2ForCausalLM, Qwen2Config, use_sliding_window=True, sliding_window=5, max_window_layers=2),
     ),
-    Case("qwen2(yarn 4096)", tiny(Qwen2ForCausalLM, Qwen2Config, rope_parameters=LONG_YARN)),
-    Case("qwen2(yarn 4096, not truncated)", tiny(Qwen2ForCausalLM, Qwen2Config, rope_parameters={**LONG_YARN, "truncate": False})),
+    Case("qwen3(yarn 4096)", tiny(Qwen3ForCausalLM, Qwen3Config, head_dim=32, rope_parameters=LONG_YARN)),
+    Case(
+        "qwen3(yarn 4096, not truncated)",
+        tiny(Qwen3ForCausalLM, Qwen3Config, head_dim=32, rope_parameters={**LONG_YARN, "truncate": False}),
+    ),
     Case("qwen3", tiny(Qwen3ForCausalLM, Qwen3Config, head_dim=32)),
     Case("gemma", tiny(GemmaForCausalLM, GemmaConfig, **GEMMA)),
     Case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,6 +19,7 @@ from ablate.cli import main
 from ablate.composition import compose
 from ablate.config import Config, build_model
 from ablate.data import EvalSet
+from ablate.errors import ConfigError
 from ablate.extrapolation import Extrapolation, draw, measure
 from ablate.runs import read_json
 from ablate.train.curves import MAX_SPANS, LossByPosition, extended, length_extrapolation, longer, loss_by_position, spans
@@ -202,6 +205,19 @@ def test_the_verb_gives_the_numbers_of_the_run_again(short: list[str], tmp_path:
     assert "warning" not in out
     assert f"{read_json(directories[-1] / 'summary.json')['length_extrapolation']['1']:.4f}" in out
     assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_from_before_a_key_was_there_can_still_be_measured(short: list[str], tmp_path: Path) -> None:
+    assert main(short) == 0
+    [directory] = (tmp_path / "results" / "runs").iterdir()
+    config = yaml.safe_load((directory / "config.yaml").read_text())
+    del config["probes"], config["eval"]["extend"]
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    assert measure(directory, None).losses == read_json(directory / "summary.json")["length_extrapolation"]
+    identity = read_json(directory / "identity.json")
+    (directory / "identity.json").write_text(json.dumps({**identity, "schema": 0}))
+    with pytest.raises(ConfigError, match="another version"):
+        measure(directory, None)
 
 
 def test_runs_with_other_targets_are_not_compared_in_silence(short: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import ablate.model.attention as attention_module
+from ablate.bench import _endless, _training, cost_of_probes
 from ablate.cli import main
 from ablate.composition import compose
 from ablate.config import build_model
@@ -40,8 +41,6 @@ def tokens(rows: int = 2, context: int = 64) -> Tensor:
 
 
 def trained(short: list[str], *overrides: str, steps: int = 3) -> Training:
-    from ablate.bench import _training
-
     training = _training(compose([*short, *overrides]))
     for _ in range(steps):
         train_step(training)
@@ -176,12 +175,16 @@ def test_the_time_of_probes_is_no_time_of_steps(short: list[str], monkeypatch: p
     assert training.seconds < 2
 
 
+@pytest.mark.parametrize(("interval", "said"), [("4", "one in 4 steps"), ("1/4", "one in 8 steps"), (".inf", "probes: off")])
+def test_the_bench_says_what_probes_cost(interval: str, said: str, short: list[str]) -> None:
+    overrides = [*short, f"probes.every_steps={interval}"]
+    assert said in cost_of_probes(_training(_endless(overrides)), compose(overrides), rounds=2, seconds=0)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside torch.compile
 def test_probes_compile_nothing_anew_and_move_no_number_of_a_compiled_run(short: list[str], cache_dir: Path) -> None:
     from torch._dynamo.utils import counters
-
-    from ablate.bench import _training
 
     torch._dynamo.reset()
     losses = {}
