@@ -81,7 +81,7 @@ def bench(argv: list[str]) -> int:
     console = plain_console()
     first, *others = _split(rest)
     if flags.every:
-        console.print(every(first, flags.every, flags.rounds, flags.seconds))
+        console.print(every(first, flags.every, flags.rounds, flags.seconds, console.print))
         return 0
     if others:
         contenders = [_variant(first, [])] + [_variant(first, other) for other in others]
@@ -96,8 +96,11 @@ def bench(argv: list[str]) -> int:
     return 0
 
 
-def every(common: list[str], group: str, rounds: int, seconds: float) -> Table:
-    """Each choice of a group against the config without it, interleaved in pairs: memory holds two models at a time."""
+def every(common: list[str], group: str, rounds: int, seconds: float, say: Callable[[str], object]) -> Table:
+    """Each choice of a group against the config without it, interleaved in pairs: memory holds two models at a time.
+
+    It takes a while where it compiles; `say` is told each ratio when it is known.
+    """
     words = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     if not words:
         raise ConfigError.at("--every", f"no such group: {group!r}")
@@ -116,7 +119,9 @@ def every(common: list[str], group: str, rounds: int, seconds: float) -> Table:
         result.add_column(column, justify="right")
     for word in words:
         try:
-            result.add_row(word, *_against(baseline, common, f"{group}={word}", rounds, seconds))
+            row = _against(baseline, common, f"{group}={word}", rounds, seconds)
+            result.add_row(word, *row)
+            say(f"{group}={word}: {row[1]} of the time")
         except ConfigError as error:
             result.add_row(word, f"refused: {error.problems[0].key}")
     return result

@@ -201,7 +201,8 @@ def _changed_options(cfg: Config, layer: int, change: Mapping[str, Mapping[str, 
         except ValidationError as error:
             rule = next(n for n, r in cfg.layers.items() if group in r.set and layer in chosen_layers(n, r.where, cfg.model.depth))
             found = [_problem({**detail, "loc": (group, *detail["loc"])}, {group: after}) for detail in error.errors()]
-            raise ConfigError([Problem(f"layers.{rule}.set.{problem.key}", problem.message) for problem in found]) from None
+            hint = f" (~layers.{rule}.set.{group} leaves it out)"
+            raise ConfigError([Problem(f"layers.{rule}.set.{problem.key}", problem.message + hint) for problem in found]) from None
     return result
 
 

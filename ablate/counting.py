@@ -12,6 +12,7 @@ from ablate.model.count import count as count_model
 from ablate.model.ffn import FeedForward
 from ablate.train.launch import plain_console
 
+NORM_SITES = ("input_norm", "output_norm", "residual_norm")
 KIND_OF_PART = {"attention": Attention, "feed-forward": FeedForward}
 
 
@@ -41,7 +42,7 @@ def count_table(cfg: Config) -> Table:
     for name, kind in KIND_OF_PART.items():
         sizes = [sum(p.numel() for p in part.parameters()) for part in model.modules() if isinstance(part, kind)]
         row(f"  {name}, a layer", f"{sizes[0]:,}")
-    norms = sum(p.numel() for name, p in model.blocks.named_parameters() if name.split(".")[2] == "norm")
+    norms = sum(p.numel() for name, p in model.blocks.named_parameters() if name.split(".")[2] in NORM_SITES)
     row("  norms of the layers", f"{norms:,}")
     row("feed-forward width", f"{counts.ffn_width:,}")
     row("  parameters against a plain MLP of its ratio", f"{counts.ffn_parameter_error:+.2%}")
@@ -49,5 +50,5 @@ def count_table(cfg: Config) -> Table:
     row("FLOPs a token, training", f"{counts.training_flops_per_token:,.0f}")
     row(f"FLOPs of the run of {cfg.train.tokens:,} tokens", f"{counts.training_flops_per_token * cfg.steps * cfg.batch_tokens:.3e}")
     row("KV-cache bytes a token, bfloat16", f"{counts.kv_bytes_per_token():,}")
-    row(f"KV-cache bytes at {cfg.model.context:,} tokens", f"{counts.kv_bytes_per_token() * cfg.model.context:,}")
+    row(f"KV-cache bytes at {cfg.model.context:,} tokens", f"{counts.kv_bytes():,}")
     return table

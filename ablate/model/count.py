@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,13 +25,15 @@ class Counts:
     embedding: int
     active: int
     flops_per_token: float
+    training_flops_per_token: float
     kv_elements_per_token: int
+    kv_elements: int
     ffn_width: int
     ffn_parameter_error: float
 
-    @property
-    def training_flops_per_token(self) -> float:
-        return 3 * self.flops_per_token
+    def kv_bytes(self, bytes_per_element: int = 2) -> int:
+        """Of the cache of a whole context, of which a layer with a window or chunks keeps no more than that."""
+        return self.kv_elements * bytes_per_element
 
     def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
         """Of a cache in bfloat16, unless told otherwise."""
@@ -45,18 +49,27 @@ def active_parameters(model: Transformer) -> int:
     return parameters(model) - sum(module.inactive_parameters for module in model.modules() if isinstance(module, FeedForward))
 
 
+def flops(call: Callable[[Tensor], object], tokens_BT: Tensor) -> int:
+    """FLOPs of the matrix products of a call."""
+    # Plain operators: the counter does not know the fused attention of every device, and would count it as nothing.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        call(tokens_BT)
+    total: int = counter.get_total_flops()
+    return total
+
+
 def count(model: Transformer, context: int) -> Counts:
     """Counts a model; one on the meta device costs no memory. FLOPs are those of a sequence of `context` tokens."""
     tokens = torch.zeros(1, context, dtype=torch.long, device=model.embedding.table.weight.device)
-    # Plain operators: the counter does not know the fused attention of every device, and would count it as nothing.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(tokens)
+    forward = flops(model, tokens)
     ffns: list[FeedForward] = [module.ffn.sublayer for module in model.blocks if isinstance(module, Block)]
     return Counts(
         parameters=parameters(model),
         embedding=sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)),
         active=active_parameters(model),
-        flops_per_token=counter.get_total_flops() / context,
+        flops_per_token=forward / context,
+        training_flops_per_token=3 * (flops(model.run, tokens) if len(model.future) else forward) / context,
+        kv_elements=sum(layer.kv_elements_per_token * layer.reach.tokens(context) for layer in model.attentions),
         kv_elements_per_token=sum(module.kv_elements_per_token for module in model.modules() if isinstance(module, Attention)),
         ffn_width=ffns[0].width,
         ffn_parameter_error=sum(f.parameter_error * f.target_parameters for f in ffns) / sum(f.target_parameters for f in ffns),

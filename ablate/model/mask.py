@@ -21,6 +21,10 @@ class Reach(NamedTuple):
     window: int | None
     chunk: int | None
 
+    def tokens(self, context: int) -> int:
+        """How many tokens of a context there is a use for at any time."""
+        return min(limit for limit in (self.window, self.chunk, context) if limit is not None)
+
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether the token at `query` sees the one at `key`."""
         seen = key <= query

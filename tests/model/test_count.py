@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from ablate.config import build_model, meta_model
-from ablate.model.count import Counts, count
+from ablate.model.count import Counts, count, parameters
 from tests.model.conftest import DIFFERENT, changed, quick_first, small
 
 WIDTH, DEPTH, HEADS, CONTEXT, VOCABULARY, FFN_WIDTH = 32, 2, 4, 16, 256, 88
@@ -124,7 +124,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize(("choice", "more"), PARAMETERS.items())
 def test_a_choice_costs_the_parameters_worked_out_on_paper(choice: str, more: int) -> None:
-    assert counted(choice).parameters - counted().parameters == more
+    assert parameters(meta_model(small(choice))) - parameters(meta_model(small())) == more
 
 
 OPTIONS: dict[tuple[str, Any], int] = {
@@ -143,7 +143,7 @@ OPTIONS: dict[tuple[str, Any], int] = {
 
 @pytest.mark.parametrize(("key", "value", "more"), [(key, value, more) for (key, value), more in OPTIONS.items()])
 def test_an_option_costs_the_parameters_worked_out_on_paper(key: str, value: Any, more: int) -> None:
-    assert count(meta_model(changed(small(), key, value)), CONTEXT).parameters - counted().parameters == more
+    assert parameters(meta_model(changed(small(), key, value))) - parameters(meta_model(small())) == more
 
 
 def test_learned_positions_count_as_embedding() -> None:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ablate.config import build_model
+from ablate.config import Config
 from ablate.errors import ConfigError
 from ablate.model.embedding import EMBEDDING, TokenTable
-from tests.model.conftest import changed, max_difference, options_of, randomise, small, tokens_of, yaml_of
+from ablate.model.transformer import Transformer
+from tests.model.conftest import changed, max_difference, options_of, random_model, randomise, small, tokens_of
 
 VOCABULARY, DIM = 50, 12
 TOKENS = torch.tensor([[3, 0, 49], [7, 7, 1]])
@@ -36,12 +37,6 @@ def test_rows_are_multiplied_by_the_scale(scale: Any, factor: float) -> None:
     assert max_difference(embedding(scale=scale)(TOKENS), factor * rows(embedding())) < 1e-6
 
 
-def test_the_norm_works_on_scaled_rows() -> None:
-    module = embedding(scale=0.1, norm={**yaml_of("norm", "layernorm"), "eps": 0.05})
-    expected = F.layer_norm(0.1 * rows(module), (DIM,), module.norm.weight, module.norm.bias, 0.05)
-    assert max_difference(module(TOKENS), expected) < 1e-6
-
-
 def test_a_factorised_table_is_narrow_and_brought_to_the_width_by_a_matrix() -> None:
     module = embedding("factorised", dim=5)
     assert module.table.weight.shape == (VOCABULARY, 5)
@@ -50,9 +45,8 @@ def test_a_factorised_table_is_narrow_and_brought_to_the_width_by_a_matrix() -> 
 
 
 def test_the_scale_of_a_factorised_table_is_that_of_the_model() -> None:
-    module = embedding("factorised", dim=5, scale="sqrt_width", norm=yaml_of("norm", "rmsnorm"))
-    wide = math.sqrt(12) * rows(module) @ module.project.weight.T
-    assert max_difference(module(TOKENS), F.rms_norm(wide, (DIM,), module.norm.weight, 1e-5)) < 1e-5
+    module = embedding("factorised", dim=5, scale="sqrt_width")
+    assert max_difference(module(TOKENS), math.sqrt(12) * rows(module) @ module.project.weight.T) < 1e-5
 
 
 @pytest.mark.parametrize(("dim", "width"), [("1/4", 3), (0.5, 6), (11, 11), (0.001, 1)])
@@ -74,9 +68,28 @@ def test_a_scale_is_a_finite_number_above_zero_or_the_root_of_the_width(scale: A
     assert [problem.key for problem in raised.value.problems] == ["embedding.scale"]
 
 
-def test_positions_are_added_to_what_the_embedding_gives() -> None:
-    cfg = changed(small("position=learned", "embedding=normed"), "embedding.scale", 2.0)
-    model, tokens, given = build_model(cfg), tokens_of(cfg), []
+# --- in the model
+
+
+def first_state(cfg: Config) -> tuple[Transformer, Tensor]:
+    """A model, and what its first block gets."""
+    model, given = random_model(cfg), []
     model.blocks[0].register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
-    model(tokens)
-    assert torch.equal(given[0], model.embedding(tokens) + model.positions[0].table.weight[:16])
+    model(tokens_of(cfg))
+    return model, given[0]
+
+
+def test_positions_are_added_to_scaled_rows() -> None:
+    model, x_BTD = first_state(changed(small("position=learned"), "embedding.scale", 2.0))
+    assert torch.equal(x_BTD, 2 * model.embedding.table.weight[tokens_of(small())] + model.positions[0].table.weight[:16])
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_the_norm_of_the_embedding_works_on_scaled_rows_with_their_positions(position: str) -> None:
+    """As in BERT, where positions are added before it."""
+    cfg = changed(small(f"position={position}", "embedding=normed"), "embedding.scale", 0.1)
+    model, x_BTD = first_state(changed(cfg, "embedding.norm.eps", 0.05))
+    rows_BTD = 0.1 * model.embedding.table.weight[tokens_of(small())]
+    rows_BTD = rows_BTD + model.positions[0].table.weight[:16] if position == "learned" else rows_BTD
+    norm = model.embedding.norm
+    assert max_difference(x_BTD, F.layer_norm(rows_BTD, (32,), norm.weight, norm.bias, 0.05)) < 1e-5
