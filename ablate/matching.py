@@ -108,6 +108,7 @@ class Dial:
     step: int
     start: int
     value: Callable[[int], int | float]
+    finer: str  # what makes its steps smaller
     cure: str
 
 
@@ -126,11 +127,11 @@ def ffn_width(cfg: Config) -> Dial:
         return before if n == width // step else float(f"{exact:.10g}")
 
     finer = f"{key}.multiple_of=1 (now {step}), " if step > 1 else ""
-    return Dial(f"{key}.ratio", "feed-forward width", step, width // step, ratio, f"{finer}a larger match.tolerance or match.solve=depth")
+    return Dial(f"{key}.ratio", "feed-forward width", step, width // step, ratio, finer, "a larger match.tolerance or match.solve=depth")
 
 
 def depth(cfg: Config) -> Dial:
-    return Dial("model.depth", "depth", 1, cfg.model.depth, lambda n: n, "a larger match.tolerance or match.solve=ffn_width")
+    return Dial("model.depth", "depth", 1, cfg.model.depth, lambda n: n, "", "a larger match.tolerance or match.solve=ffn_width")
 
 
 DIALS = {"ffn_width": ffn_width, "depth": depth}
@@ -164,7 +165,7 @@ def matched(cfg: Config, reference: Config) -> Config:
     errors = {n: cost(n) / target - 1 for n in around(cost, target, dial.start) if n and math.isfinite(cost(n))}
     best = min(errors, key=lambda n: (abs(errors[n]), n != dial.start))
     if abs(errors[best]) > rule.tolerance:
-        raise ConfigError.at("match", _refusal(cfg, rule, dial, target, errors))
+        raise ConfigError.at("match", _refusal(cfg, rule, dial, target, errors, cost))
     achieved = Achieved(
         key=dial.key, before=dial.value(dial.start), after=dial.value(best), target=target, reached=cost(best), error=errors[best]
     )
@@ -187,13 +188,16 @@ def around(cost: Callable[[int], float], target: float, start: int) -> tuple[int
     return low, high
 
 
-def _refusal(cfg: Config, rule: Equal, dial: Dial, target: float, errors: dict[int, float]) -> str:
+def _refusal(cfg: Config, rule: Equal, dial: Dial, target: float, errors: dict[int, float], cost: Callable[[int], float]) -> str:
     start = f"{cfg.match.kind} cannot be met within {rule.tolerance:.2%}: the reference has {target:,.0f}"
     other = _changed(cfg, dial.key.split("."), dial.value(dial.start + 1))
     if rule.solve == "ffn_width" and [layer.ffn for layer in cfg.layer_options()] == [layer.ffn for layer in other.layer_options()]:
         return f"{start}, this arm {errors[dial.start]:+.2%}, and rules of layers set {dial.key} in every layer; cure: match.solve=depth"
     found = ", ".join(f"{dial.name} {n * dial.step} gives {error:+.2%}" for n, error in errors.items())
-    return f"{start}, {'even ' if len(errors) == 1 else ''}{found}; cure: {dial.cure}"
+    if len(errors) > 1:
+        return f"{start}, {found}; cure: {dial.finer}{dial.cure}"
+    helps = dial.finer and 2 * cost(1) - cost(2) <= target  # what is left without any width
+    return f"{start}, even {found}; cure: {dial.finer if helps else ''}{dial.cure}"
 
 
 def _changed(section: Any, path: list[str], value: Any) -> Any:

@@ -46,6 +46,7 @@ def canonical(cfg: Config, content_hash: str) -> dict[str, Any]:
         del values["tokenizer"]["path"]  # its content is in the content hash
     values["layers"] = {str(layer): change for layer, change in enumerate(cfg.layer_changes()) if change}  # not how rules say it
     del values["eval"]["bytes"], values["eval"]["segment_bytes"]  # so is the evaluation set
+    del values["eval"]["extend"]  # after training, on what was trained
     return {"schema": SCHEMA, **values}
 
 

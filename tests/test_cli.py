@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -188,6 +190,41 @@ def test_a_folder_of_the_users_own_adds_choices(tmp_path: Path, capsys: pytest.C
     assert shown.returncode == 0, shown.stderr
     assert yaml.safe_load(shown.stdout)["norm"] == {"kind": "rmsnorm", "eps": 0.1, "weight": "plain"}
     assert ablate.compose(["norm=coarse"], config_dir=str(tmp_path / "mine")).norm.eps == 0.1  # type: ignore[attr-defined]
+
+
+def examples_of_the_readme(language: str, holding: str) -> str:
+    """The code block of README.md that holds some words."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (found,) = [block for block in blocks if holding in block]
+    return str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("axis", "word", "option"), [("norm", "scalenorm", "eps"), ("position", "power", "exponent")])
+def test_the_readmes_variants_train_from_outside_the_package_and_are_checked_like_any_other(
+    axis: str, word: str, option: str, tmp_path: Path
+) -> None:
+    module = {"norm": "ablate.model.norm", "position": "ablate.model.position.relative"}[axis]
+    names = ["from ablate.registry import *", f"from {module} import *"]
+    names += ["from ablate.model.position.relative import _same_for_all_queries"] if axis == "position" else []
+    code = examples_of_the_readme("python", f'@{axis.upper()}.register("{word}")')
+    (tmp_path / "my_variants.py").write_text("\n".join(["from __future__ import annotations", *names, code]))
+    (tmp_path / "mine" / axis).mkdir(parents=True)
+    (tmp_path / "mine" / axis / f"{word}.yaml").write_text(examples_of_the_readme("yaml", f"kind: {word}"))
+    mine = f"--config-dir mine imports=[my_variants] {axis}={word}"
+    small = "model.width=32 model.depth=1 train.tokens=20000 tracker=none eval.bytes=4096 eval.num_points=1 progress=false"
+    trained = run(f"{mine} {small} train.collapse_after=1", tmp_path)
+    assert f"run results/runs/{axis}={word}-" in trained.stdout, trained.stderr
+    (directory,) = (tmp_path / "results" / "runs").iterdir()
+    identity = json.loads((directory / "identity.json").read_text())
+    assert identity[axis]["kind"] == word
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) >= 20
+    wrong = run(f"{mine} {small} {axis}.{option}x=1", tmp_path)
+    assert wrong.returncode == 2
+    assert f"did you mean '{option}'" in wrong.stderr
+    without = run(f"--config-dir mine {axis}={word} {small}", tmp_path)
+    assert without.returncode == 2
+    assert f"no such variant: '{word}'" in without.stderr
 
 
 def test_tab_completion_of_the_console_script_knows_the_variants() -> None:

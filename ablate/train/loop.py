@@ -184,13 +184,14 @@ def run_steps(training: Training, run: Run, stop: Stop) -> Iterator[Update]:
             return
     run.check_owned()
     evaluation = evaluation or evaluate_now(training)  # a checkpoint of the last step needs it again
-    result = {**summary(training, evaluation), **curves(training)}
-    write_json(run.directory / "summary.json", result)  # first: a full disk must not cost the result
+    result = summary(training, evaluation)
+    write_json(run.directory / "summary.json", result)  # first: nothing that comes after may cost the result
     if cfg.checkpoint.keep_final:
         try:
             checkpoint.save_weights(run.directory / "model.safetensors", training.model)
         except (OSError, SafetensorError) as error:
             run.note(f"warning: the weights could not be kept: {error}")
+    write_json(run.directory / "summary.json", {**result, **curves(training)})
     end(training, run, "done")
     path.unlink(missing_ok=True)
 

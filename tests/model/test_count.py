@@ -77,6 +77,17 @@ def test_cache_bytes_grow_linearly_with_the_context() -> None:
     assert [size / sizes[0] for size in sizes] == [1, 2, 4, 8]
 
 
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [({}, 16), ({"window": 5}, 5), ({"chunk": 6}, 6), ({"window": 3, "chunk": 6}, 3), ({"window": "1/4"}, 4)],
+)
+def test_the_cache_of_a_whole_context_keeps_no_more_than_a_layer_sees(limits: dict[str, Any], kept: int) -> None:
+    rules = {"local": {"where": {"layers": [1]}, "set": {"attention": limits}}}
+    cfg = changed(small(), "layers", rules) if limits else small()
+    assert count(meta_model(cfg), CONTEXT).kv_elements == 2 * WIDTH * (CONTEXT + kept)
+    assert count(meta_model(cfg), CONTEXT).kv_bytes() == 4 * WIDTH * (CONTEXT + kept)
+
+
 def test_layers_that_training_alone_needs_are_in_no_cache() -> None:
     assert counted("loss=multi_token").kv_elements_per_token == counted().kv_elements_per_token
 
