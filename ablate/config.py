@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 import sys
@@ -381,8 +380,12 @@ def _check_together(cfg: Config) -> None:
     if kv_heads in (1, cfg.model.heads):
         same = "mqa" if kv_heads == 1 else "mha"
         problems.append(Problem("attention.kv_heads", f"{kv_heads} of model.heads={cfg.model.heads} is attention={same}: choose that"))
+    if getattr(cfg.loss, "num_future", 0) >= cfg.model.context:
+        message = f"must be below model.context={cfg.model.context}, the length of a sequence"
+        problems.append(Problem("loss.num_future", message))
     check(lambda: check_pair(cfg.data, cfg.tokenizer))
     check(lambda: _check_task(cfg))
+    check(lambda: INIT.build(cfg.init))
     check(lambda: OPTIM.build(cfg.optim))
     check(lambda: SCHEDULE.build(cfg.schedule))
     check(lambda: meta_model(cfg))
@@ -403,11 +406,20 @@ def _check_layers(cfg: Config) -> None:
     """Each rule for layers changes something."""
     for name, rule in cfg.layers.items():
         for group, values in rule.set.items():
-            base = getattr(cfg, group).model_dump()
-            if group in LAYERED and json.dumps(merged(base, values), sort_keys=True) == json.dumps(base, sort_keys=True):
+            if group in LAYERED and _is_what_all_have(cfg, group, values):
                 raise ConfigError.at(f"layers.{name}.set.{group}", f"has no effect: {values} is what all layers have")
         if not rule.set:
             raise ConfigError.at(f"layers.{name}.set", "is empty: the rule has no effect")
+
+
+def _is_what_all_have(cfg: Config, group: str, values: Mapping[str, Any]) -> bool:
+    """Compared typed: 1/2 is 0.5, and 10000 is 1e4."""
+    base = getattr(cfg, group).model_dump()
+    try:
+        after = _adapter(group, tuple(ARCHITECTURE[group].words())).validate_python(merged(base, values))
+    except ValidationError:  # said with its whole key by layer_options
+        return False
+    return bool(after.model_dump() == base)
 
 
 def same_architecture(cfg: Config, other: Config) -> bool:

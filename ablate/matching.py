@@ -196,8 +196,9 @@ def _refusal(cfg: Config, rule: Equal, dial: Dial, target: float, errors: dict[i
     found = ", ".join(f"{dial.name} {n * dial.step} gives {error:+.2%}" for n, error in errors.items())
     if len(errors) > 1:
         return f"{start}, {found}; cure: {dial.finer}{dial.cure}"
-    helps = dial.finer and 2 * cost(1) - cost(2) <= target  # what is left without any width
-    return f"{start}, even {found}; cure: {dial.finer if helps else ''}{dial.cure}"
+    least = cost(1) - (cost(2) - cost(1)) * (1 - 1 / dial.step)  # about what a width of 1 costs
+    finer = dial.finer if least <= target * (1 + rule.tolerance) else ""
+    return f"{start}, even {found}; cure: {finer}{dial.cure}"
 
 
 def _changed(section: Any, path: list[str], value: Any) -> Any:

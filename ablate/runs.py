@@ -44,7 +44,11 @@ def canonical(cfg: Config, content_hash: str) -> dict[str, Any]:
     values["data"] = content_hash
     if "path" in values["tokenizer"]:
         del values["tokenizer"]["path"]  # its content is in the content hash
-    values["layers"] = {str(layer): change for layer, change in enumerate(cfg.layer_changes()) if change}  # not how rules say it
+    values["layers"] = {  # what layers are, not how rules say it
+        str(layer): {group: getattr(options, group).model_dump() for group in change}
+        for layer, (change, options) in enumerate(zip(cfg.layer_changes(), cfg.layer_options(), strict=True))
+        if change
+    }
     del values["eval"]["bytes"], values["eval"]["segment_bytes"]  # so is the evaluation set
     del values["eval"]["extend"]  # after training, on what was trained
     return {"schema": SCHEMA, **values}

@@ -227,9 +227,9 @@ def test_rounding_to_multiples_of_256_is_refused_and_cured() -> None:
 
 
 def test_an_arm_too_large_at_the_least_width_is_refused() -> None:
-    message = refusal("match=params", "ffn=moe", "ffn.num_experts=64")
+    message = refusal("match=params", "ffn=moe", "ffn.num_experts=256")
     assert "even feed-forward width 8 gives +" in message
-    assert "multiple_of" not in message  # the routers alone are too large
+    assert "multiple_of" not in message  # experts of width 1 are too large
     assert "match.solve=depth" in message
     assert "ffn.expert.multiple_of=1 (now 8)" in refusal("match=params", "ffn=moe", "ffn.num_experts=16")
 

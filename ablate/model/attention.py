@@ -71,7 +71,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
-        self.inner_dim = heads * value_dim
+        self.value_heads, self.inner_dim = heads, heads * value_dim
         self.scale = options["scale"] or 1 / math.sqrt(head_dim)
         if math.isinf(self.scale):
             raise ConfigError.at("attention.scale", "must be finite")
@@ -208,7 +208,7 @@ class Projected(Attention):
             raise ConfigError.at("attention.kv_heads", f"must divide model.heads={heads}, got {kv_heads}")
         head_dim = head_dim or dim // heads
         super().__init__(dim, heads, head_dim, head_dim, context, layer, dropout, options)
-        self.kv_heads = kv_heads
+        self.kv_heads = self.value_heads = kv_heads
         bias = options["qkv_bias"]
         self.q = Linear(dim, heads * head_dim, bias=bias)
         self.k = Linear(dim, kv_heads * head_dim, bias=bias)

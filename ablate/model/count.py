@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ablate.model.attention import Attention
 from ablate.model.ffn import FeedForward
 from ablate.model.residual import Block
 from ablate.model.transformer import Transformer
@@ -70,7 +69,7 @@ def count(model: Transformer, context: int) -> Counts:
         flops_per_token=forward / context,
         training_flops_per_token=3 * (flops(model.run, tokens) if len(model.future) else forward) / context,
         kv_elements=sum(layer.kv_elements_per_token * layer.reach.tokens(context) for layer in model.attentions),
-        kv_elements_per_token=sum(module.kv_elements_per_token for module in model.modules() if isinstance(module, Attention)),
+        kv_elements_per_token=sum(layer.kv_elements_per_token for layer in model.attentions),
         ffn_width=ffns[0].width,
         ffn_parameter_error=sum(f.parameter_error * f.target_parameters for f in ffns) / sum(f.target_parameters for f in ffns),
     )

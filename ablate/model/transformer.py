@@ -177,6 +177,6 @@ def _check_values(attentions: list[Attention]) -> None:
         return
     if len(attentions) == 1:
         raise ConfigError.at("attention.value_residual", "has no effect in a model of one layer")
-    shapes = {(attention.kv_elements_per_token, attention.value_dim) for attention in attentions}
+    shapes = {(attention.value_heads, attention.value_dim) for attention in attentions}
     if len(shapes) > 1 or len(mixing) < len(attentions):
         raise ConfigError.at("attention.value_residual", "needs the same heads of values in all layers")

@@ -19,7 +19,9 @@ from ablate.registry import Count, Number, Registry
 Row = Mapping[str, Any]
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
 
-ARCHITECTURE = ("norm", "placement", "position", "attention", "ffn", "head", "loss", "init")
+ARCHITECTURE = (
+    "norm", "placement", "residual", "embedding", "position", "attention", "ffn", "head", "loss", "init", "dropout"
+)  # fmt: skip
 """`ablate.config.ARCHITECTURE` in words; importing it would cost every mirror an import of torch. A test compares the two."""
 
 FINISH_SHARE = 0.75
@@ -124,7 +126,8 @@ class Wandb(Tracker):
         self._finish_seconds = FINISH_SHARE * finish_timeout_seconds
         slug, _, self._id = context.directory.name.rpartition("-")
         config = yaml.safe_load((context.directory / "config.yaml").read_text(encoding="utf-8"))
-        variants = [f"{axis}:{config[axis]['kind']}" for axis in ARCHITECTURE if axis in config]
+        variants = [f"arch:{config['arch']}"] if config.get("arch", "none") != "none" else []
+        variants += [f"{axis}:{config[axis]['kind']}" for axis in ARCHITECTURE if axis in config]
         self._about: dict[str, Any] = {
             "project": _clean(project),
             "entity": entity,

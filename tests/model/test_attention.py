@@ -354,6 +354,13 @@ def test_value_residuals_need_a_second_layer_and_one_shape_in_all() -> None:
         assert_refused("layers", {"a": {"where": {"layers": [1]}, "set": {"attention": other}}}, "attention.value_residual", mixing)
 
 
+def test_values_of_one_head_are_not_mixed_with_those_of_several() -> None:
+    """Latent attention here caches as many numbers as multi-query attention, and they would broadcast."""
+    mixing = changed(small("attention=mqa"), "attention.value_residual", "average")
+    latent = {**yaml_of("attention", "mla"), "value_residual": "average", "kv_rank": 12, "rope_dim": 4, "v_dim": 8}
+    assert_refused("layers", {"a": {"where": {"last": 1}, "set": {"attention": latent}}}, "attention.value_residual", mixing)
+
+
 # --- latent attention
 
 

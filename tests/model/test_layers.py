@@ -314,6 +314,11 @@ def test_two_spellings_of_the_same_rules_are_one_run(rules: Rules) -> None:
     assert with_rules(rules).layer_options() == with_rules(SAME[0]).layer_options()
 
 
+def test_a_value_written_otherwise_is_the_same_run() -> None:
+    shares = [with_rules({"a": rule({"first": 1}, attention={"window": window})}) for window in ("1/4", 0.25)]
+    assert identity(shares[0]) == identity(shares[1])
+
+
 def test_other_rules_are_another_run() -> None:
     ways = [base(), with_rules(SAME[0]), with_rules({"a": rule({"every": 2, "at": [0]}, attention=WINDOW, position={"theta": 7.0})})]
     ways += [with_rules({"a": rule({"every": 2, "at": [1]}, attention=WINDOW)}), with_rules({"a": rule({"last": 3}, attention=WINDOW)})]

@@ -213,7 +213,9 @@ def test_a_model_predicts_further_tokens_only_where_the_loss_wants_them() -> Non
     assert len(random_model(small()).future) == 0
 
 
-@pytest.mark.parametrize(("option", "value"), [("weight", math.inf), ("weight", 0.0), ("num_future", 0), ("z_loss", -1.0)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("weight", math.inf), ("weight", 0.0), ("num_future", 0), ("num_future", 16), ("z_loss", -1.0)]
+)
 def test_numbers_that_mean_nothing_are_refused_by_their_key(option: str, value: float) -> None:
     with pytest.raises(ConfigError) as raised:
         changed(small("loss=multi_token"), f"loss.{option}", value)
