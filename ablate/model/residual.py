@@ -98,35 +98,33 @@ class Parallel(Scaled):
         return self.stream(x_BTD) + self.scaled(sum_BTD), value, found
 
 
+class Learned(Block):
+    """A learned multiplier on each branch, which starts at `start`."""
+
+    def __init__(self, attention: Placement, ffn: Placement, dim: int, dropout: float, start: Tensor) -> None:
+        super().__init__(attention, ffn, dim, dropout)
+        self.attention_scale, self.ffn_scale = nn.Parameter(start), nn.Parameter(start.clone())
+
+    def forward(self, x_BTD: Tensor, *around: Any) -> tuple[Tensor, Tensor, Found]:
+        y_BTD, value = self.read(x_BTD, around)
+        x_BTD = self.attention.residual(self.attention.stream(x_BTD) + self.attention_scale.type_as(y_BTD) * y_BTD)
+        y_BTD, found = self.think(x_BTD)
+        return self.ffn.residual(self.ffn.stream(x_BTD) + self.ffn_scale.type_as(y_BTD) * y_BTD), value, found
+
+
 @RESIDUAL.register("layerscale")
-class LayerScale(Block):
+class LayerScale(Learned):
     """x = x + scale * f(x), a learned scale for each feature that starts at `init` (arXiv 2103.17239, eq. 4)."""
 
     def __init__(self, attention: Placement, ffn: Placement, dim: int, dropout: float, *, init: Positive) -> None:
-        super().__init__(attention, ffn, dim, dropout)
         if math.isinf(init):
             raise ConfigError.at("residual.init", "must be finite")
-        self.attention_scale = nn.Parameter(torch.full((dim,), float(init)))
-        self.ffn_scale = nn.Parameter(torch.full((dim,), float(init)))
-
-    def forward(self, x_BTD: Tensor, *around: Any) -> tuple[Tensor, Tensor, Found]:
-        y_BTD, value = self.read(x_BTD, around)
-        x_BTD = self.attention.residual(self.attention.stream(x_BTD) + self.attention_scale.type_as(y_BTD) * y_BTD)
-        y_BTD, found = self.think(x_BTD)
-        return self.ffn.residual(self.ffn.stream(x_BTD) + self.ffn_scale.type_as(y_BTD) * y_BTD), value, found
+        super().__init__(attention, ffn, dim, dropout, torch.full((dim,), float(init)))
 
 
 @RESIDUAL.register("rezero")
-class ReZero(Block):
+class ReZero(Learned):
     """x = x + a f(x), one learned a for each branch, which starts at 0: the model starts as its embedding and head (arXiv 2003.04887)."""
 
     def __init__(self, attention: Placement, ffn: Placement, dim: int, dropout: float) -> None:
-        super().__init__(attention, ffn, dim, dropout)
-        self.attention_scale = nn.Parameter(torch.zeros(()))
-        self.ffn_scale = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x_BTD: Tensor, *around: Any) -> tuple[Tensor, Tensor, Found]:
-        y_BTD, value = self.read(x_BTD, around)
-        x_BTD = self.attention.residual(self.attention.stream(x_BTD) + self.attention_scale.type_as(y_BTD) * y_BTD)
-        y_BTD, found = self.think(x_BTD)
-        return self.ffn.residual(self.ffn.stream(x_BTD) + self.ffn_scale.type_as(y_BTD) * y_BTD), value, found
+        super().__init__(attention, ffn, dim, dropout, torch.zeros(()))

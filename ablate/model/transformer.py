@@ -72,6 +72,7 @@ class Transformer(nn.Module):
         super().__init__()
         dim, layers = cfg.model.width, cfg.layer_options()
         self.width, self.max_tokens = dim, max_tokens or cfg.model.context
+        self.compiled = False
         self.embedding: TokenTable = EMBEDDING.build(cfg.embedding, vocab_size, dim)
         blocks: list[Block] = [build_block(cfg, options, layer) for layer, options in enumerate(layers)]
         self.blocks = nn.ModuleList(blocks)
@@ -145,11 +146,13 @@ class Transformer(nn.Module):
     def _visible(self, layer: int, tokens_BT: Tensor) -> Visible:
         attention, position = self.attentions[layer], self.position(layer)
         biased = type(position).bias is not Position.bias
-        flex = tokens_BT.device.type == "cuda" and not attention.dropout and (biased or not attention.plain)
+        able = self.compiled and tokens_BT.device.type == "cuda"  # eager, flex attention writes everything out
+        flex = able and not attention.dropout and (biased or not attention.plain)
         return visible(attention.reach, tokens_BT.shape[1], tokens_BT.device, flex)
 
     def compile_blocks(self) -> None:
         """Compiles the block once for all layers of a kind (they share code and guards), and the end of the model."""
+        self.compiled = True
         for block in self.blocks:
             block.compile(fullgraph=True, dynamic=False)
         self.head.compile(fullgraph=True, dynamic=False)
