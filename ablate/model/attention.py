@@ -161,6 +161,12 @@ def _limit(name: str, value: int | float, context: int) -> int | None:
     if math.isinf(value):
         return None
     tokens = sized(value, context)
+    if tokens < 2:
+        if isinstance(value, int):
+            raise ConfigError.at(
+                f"attention.{name}", "1 token sees itself alone, so that queries and keys have no effect; allowed: from 2 on"
+            )
+        tokens = 2  # the least share
     if tokens >= context:
         message = f"{value} covers the whole context of {context} tokens and has no effect; allowed: below {context}, a share as 1/2, .inf"
         raise ConfigError.at(f"attention.{name}", message)

@@ -145,7 +145,13 @@ def with_another_value(cfg: Config, knob: Knob) -> tuple[Config, Any, Any]:
     raise AssertionError(f"no second valid value is known for {knob.name}={plain!r}")
 
 
-@pytest.mark.parametrize("knob", KNOBS, ids=[knob.name for knob in KNOBS])
+NESTED_NORMS = [knob for knob in KNOBS if knob.group == "norm" and "." in knob.place]
+"""The options of a norm are tested where they stand on their own axis; at every other place they are slow."""
+
+
+@pytest.mark.parametrize(
+    "knob", [pytest.param(knob, id=knob.name, marks=[pytest.mark.slow] if knob in NESTED_NORMS else []) for knob in KNOBS]
+)
 def test_an_option_changes_parameters_first_numbers_or_loss(knob: Knob) -> None:
     cfg = home(knob)
     other, *_ = with_another_value(cfg, knob)
