@@ -104,8 +104,7 @@ def every(common: list[str], group: str, rounds: int, seconds: float, say: Calla
     words = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     if not words:
         raise ConfigError.at("--every", f"no such group: {group!r}")
-    baseline = _variant(common, [])
-    training = baseline.training
+    training = _variant(common, []).training
     result = Table(
         title=f"every choice of {group} against {' '.join(common) or 'the baseline'}",
         caption=f"{training.device.type}, {training.cfg.dtype}, {'compiled' if training.compiled else 'eager'}, "
@@ -119,7 +118,7 @@ def every(common: list[str], group: str, rounds: int, seconds: float, say: Calla
         result.add_column(column, justify="right")
     for word in words:
         try:
-            row = _against(baseline, common, f"{group}={word}", rounds, seconds)
+            row = _against(common, f"{group}={word}", rounds, seconds)
             result.add_row(word, *row)
             say(f"{group}={word}: {row[1]} of the time")
         except ConfigError as error:
@@ -127,10 +126,12 @@ def every(common: list[str], group: str, rounds: int, seconds: float, say: Calla
     return result
 
 
-def _against(baseline: Contestant, common: list[str], choice: str, rounds: int, seconds: float) -> list[str]:
+def _against(common: list[str], choice: str, rounds: int, seconds: float) -> list[str]:
+    torch.compiler.reset()  # or each pair would look through what was compiled for those before it
+    baseline, contender = _variant(common, []), _variant(common, [choice])
+    for _ in range(WARM_UP_STEPS):
+        baseline.step()
     graphs = counters["stats"]["unique_graphs"]
-    baseline.seconds.clear()
-    contender = _variant(common, [choice])
     race([baseline, contender], rounds, seconds)
     ours, theirs = contender.training.counts, baseline.training.counts
     ratios = sorted(ours / theirs for ours, theirs in zip(contender.seconds, baseline.seconds, strict=True))

@@ -385,7 +385,7 @@ def _check_together(cfg: Config) -> None:
         problems.append(Problem("loss.num_future", message))
     check(lambda: check_pair(cfg.data, cfg.tokenizer))
     check(lambda: _check_task(cfg))
-    check(lambda: INIT.build(cfg.init))
+    check(lambda: INIT.build(cfg.init).check(cfg.model.width))
     check(lambda: OPTIM.build(cfg.optim))
     check(lambda: SCHEDULE.build(cfg.schedule))
     check(lambda: meta_model(cfg))

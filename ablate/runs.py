@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ import yaml
 from ablate.claim import Claim, owner_of
 from ablate.config import AXES, Config
 from ablate.files import flat, read_json, read_metrics, read_object, read_yaml, write_json, write_text
+from ablate.model.attention import limit
 from ablate.registry import Registry
 from ablate.shipped import conf_dir, shipped
 
@@ -44,14 +46,27 @@ def canonical(cfg: Config, content_hash: str) -> dict[str, Any]:
     values["data"] = content_hash
     if "path" in values["tokenizer"]:
         del values["tokenizer"]["path"]  # its content is in the content hash
+    values["attention"] = _in_tokens(values["attention"], cfg)
     values["layers"] = {  # what layers are, not how rules say it
-        str(layer): {group: getattr(options, group).model_dump() for group in change}
+        str(layer): {group: _in_tokens(getattr(options, group).model_dump(), cfg) for group in change}
         for layer, (change, options) in enumerate(zip(cfg.layer_changes(), cfg.layer_options(), strict=True))
         if change
     }
     del values["eval"]["bytes"], values["eval"]["segment_bytes"]  # so is the evaluation set
     del values["eval"]["extend"]  # after training, on what was trained
     return {"schema": SCHEMA, **values}
+
+
+def _in_tokens(options: dict[str, Any], cfg: Config) -> dict[str, Any]:
+    """Options of attention as numbers, so that 1/2 and 64 of 128 tokens are one run; of other groups, as they are."""
+    resolved = dict(options)
+    for name in ("window", "chunk"):
+        if name in options:
+            tokens = limit(name, options[name], cfg.model.context)
+            resolved[name] = math.inf if tokens is None else tokens
+    if "head_dim" in options and options["head_dim"] is None:
+        resolved["head_dim"] = cfg.model.width // cfg.model.heads
+    return resolved
 
 
 def run_hash(identity: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ class Attention(nn.Module):
         if math.isinf(self.scale):
             raise ConfigError.at("attention.scale", "must be finite")
         self.soft_cap, self.dropout = options["soft_cap"], dropout
-        self.reach = Reach(_limit("window", options["window"], context), _limit("chunk", options["chunk"], context))
+        self.reach = Reach(limit("window", options["window"], context), limit("chunk", options["chunk"], context))
         if self.reach.window and self.reach.chunk and self.reach.window >= self.reach.chunk:
             message = f"{self.reach.window} tokens cover every chunk of {self.reach.chunk} and have no effect; allowed: fewer, .inf"
             raise ConfigError.at("attention.window", message)
@@ -157,7 +157,8 @@ class Attention(nn.Module):
         raise ConfigError.at("placement", "hybrid normalises queries, keys and values by head: choose attention=mha, gqa or mqa")
 
 
-def _limit(name: str, value: int | float, context: int) -> int | None:
+def limit(name: str, value: int | float, context: int) -> int | None:
+    """The tokens of a window or chunk, None for no limit; ConfigError for one without effect."""
     if math.isinf(value):
         return None
     tokens = sized(value, context)

@@ -42,6 +42,9 @@ class Init:
         """What multiplies the learning rate of AdamW for a matrix."""
         return 1.0
 
+    def check(self, width: int) -> None:
+        """ConfigError when it has no effect in a model of this width."""
+
 
 INIT: Registry[Init] = Registry("init")
 
@@ -113,6 +116,10 @@ class MaximalUpdate(Init):
 
     def __init__(self, *, std: Positive, base_width: Count) -> None:
         self._std, self.base_width = _finite("std", std), base_width
+
+    def check(self, width: int) -> None:
+        if self.base_width == width:
+            raise ConfigError.at("init.base_width", f"{width} is model.width: there muP is init=normal; give the width that was tuned")
 
     def std(self, matrix: Matrix) -> float:
         shrink = self.base_width / matrix.width

@@ -152,7 +152,10 @@ class Transformer(nn.Module):
 
     def compile_blocks(self) -> None:
         """Compiles the block once for all layers of a kind (they share code and guards), and the end of the model."""
+        from torch._dynamo import config  # late: it takes seconds to import
+
         self.compiled = True
+        config.recompile_limit = max(config.recompile_limit, len(self.blocks) + 1)  # by rules, every layer may differ
         for block in self.blocks:
             block.compile(fullgraph=True, dynamic=False)
         self.head.compile(fullgraph=True, dynamic=False)

@@ -33,8 +33,9 @@ def blocks_of(results_dir: str | Path, arm: Mapping[str, Any]) -> dict[Block, tu
     return found
 
 
-def comparison(results_dir: str | Path, identity: Mapping[str, Any], baseline: Mapping[str, Any], command: str) -> str:
-    """One paragraph. `command` runs the baseline of this block, for when it has not been run."""
+def comparison(results_dir: str | Path, identity: Mapping[str, Any], baseline: Mapping[str, Any], command: str, name: str = "") -> str:
+    """One paragraph. `command` runs the baseline of this block, for when it has not been run; `name` is what the baseline is, as typed."""
+    called = f"the baseline ({name})" if name else "the baseline"
     if arm_of(identity) == arm_of(baseline):
         return "This is the baseline of its setting. Change an axis to compare with it: python -m ablate norm=layernorm"
     ours, theirs = blocks_of(results_dir, arm_of(identity)), blocks_of(results_dir, arm_of(baseline))
@@ -46,7 +47,7 @@ def comparison(results_dir: str | Path, identity: Mapping[str, Any], baseline: M
         return "\n".join([here or "Nothing to compare yet.", *left_out])
     difference = paired_difference([a for a, _ in both.values()], [b for _, b in both.values()])
     seeds = ", ".join(_name(block) for block in both)
-    parts = [f"Against the baseline: {difference.mean:+.4f} nats per token of evaluation loss (below 0 is better)"]
+    parts = [f"Against {called}: {difference.mean:+.4f} nats per token of evaluation loss (below 0 is better)"]
     if all(a == b for a, b in both.values()):
         parts[-1] += f", identical at seed {seeds}: the change had no effect there."
     elif difference.n == 1:

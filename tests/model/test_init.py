@@ -108,17 +108,17 @@ MUP = [("attention=mha",), ("attention=gqa", "ffn=gelu"), ("position=learned",),
 
 
 @pytest.mark.parametrize("choices", MUP)
-@pytest.mark.parametrize(("width", "growth"), [(24, 0.25), (96, 1), (192, 2)])
+@pytest.mark.parametrize(("width", "growth"), [(32, 0.5), (128, 2), (192, 3)])
 def test_mup_shrinks_hidden_matrices_by_the_root_of_the_growth_of_the_width_and_the_head_by_all_of_it(
     width: int, growth: float, choices: tuple[str, ...]
 ) -> None:
-    """conf/init/mup.yaml has a base width of 96. A model of that width starts as with init=normal."""
+    """conf/init/mup.yaml has a base width of 64."""
     stds = {"embedding": 0.02, "hidden": 0.02 / math.sqrt(growth), "writes": 0.02 / math.sqrt(growth), "head": 0.02 / growth}
     assert_ratios("mup", lambda name, tensor: stds[by_role(name)], *choices, width=width)
 
 
 @pytest.mark.parametrize("choices", MUP)
-@pytest.mark.parametrize(("width", "growth"), [(24, 0.25), (96, 1), (192, 2)])
+@pytest.mark.parametrize(("width", "growth"), [(32, 0.5), (128, 2), (192, 3)])
 def test_mup_divides_the_rate_of_matrices_but_embeddings_by_the_growth_of_the_width(
     width: int, growth: float, choices: tuple[str, ...]
 ) -> None:
@@ -183,3 +183,8 @@ def test_a_model_on_the_meta_device_has_the_names_and_shapes_of_the_real_one() -
     meta = {name: parameter.shape for name, parameter in meta_model(small()).named_parameters()}
     assert meta == {name: tensor.shape for name, tensor in parameters().items()}
     assert all(tensor.is_meta for tensor in [*meta_model(small()).parameters(), *meta_model(small()).buffers()])
+
+
+def test_mup_at_its_base_width_would_be_init_normal_and_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"init\.base_width.*64 is model\.width"):
+        changed(small("init=mup"), "model.width", 64)

@@ -108,7 +108,7 @@ def test_a_position_works_at_one_place_or_nowhere(word: str) -> None:
     embeds, rotates, biases = module.embed(x) is not x, module.rotate(q, k)[0] is not q, module.bias(q, k, 1.0) is not None
     assert embeds + rotates + biases == (word != "none")
     assert embeds == module.acts_on_embedding == (word in ("learned", "sinusoidal"))
-    assert biases == (word in ADDED_TO_SCORES)
+    assert biases == (type(module).bias is not Position.bias)
 
 
 @pytest.mark.parametrize(
