@@ -12,7 +12,7 @@ from ablate.model.count import count as count_model
 from ablate.model.ffn import FeedForward
 from ablate.train.launch import plain_console
 
-NORM_SITES = ("input_norm", "output_norm", "residual_norm")
+NORM_SITES = {"input_norm", "output_norm", "residual_norm"}
 KIND_OF_PART = {"attention": Attention, "feed-forward": FeedForward}
 
 
@@ -42,7 +42,7 @@ def count_table(cfg: Config) -> Table:
     for name, kind in KIND_OF_PART.items():
         sizes = [sum(p.numel() for p in part.parameters()) for part in model.modules() if isinstance(part, kind)]
         row(f"  {name}, a layer", f"{sizes[0]:,}")
-    norms = sum(p.numel() for name, p in model.blocks.named_parameters() if name.split(".")[2] in NORM_SITES)
+    norms = sum(p.numel() for name, p in model.blocks.named_parameters() if set(name.split(".")) & NORM_SITES)
     row("  norms of the layers", f"{norms:,}")
     row("feed-forward width", f"{counts.ffn_width:,}")
     row("  parameters against a plain MLP of its ratio", f"{counts.ffn_parameter_error:+.2%}")

@@ -244,6 +244,12 @@ def test_count_prints_what_the_model_costs(capsys: pytest.CaptureFixture[str]) -
     assert "493,248" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("word", ["rezero", "layerscale", "parallel"])
+def test_count_knows_every_residual(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count", f"residual={word}"]) == 0
+    assert "norms of the layers                                    768" in capsys.readouterr().out
+
+
 def test_a_file_of_the_users_own_does_not_hide_behind_a_shipped_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine" / "norm").mkdir(parents=True)
     (tmp_path / "mine" / "norm" / "rmsnorm.yaml").write_text("kind: rmsnorm\neps: 0.5\n")

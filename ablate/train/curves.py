@@ -142,7 +142,10 @@ def evenly(items: Sequence[T], most: int) -> list[T]:
 def longer(cfg: Config, weights: Mapping[str, Tensor], tokens: int, device: torch.device) -> Transformer:
     """The model with these very weights and tables for sequences of `tokens`; ConfigError if its position is not defined there."""
     model = Transformer(cfg, vocab_size(cfg.tokenizer), tokens)
-    model.load_state_dict(weights, assign=True)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ConfigError.at("config", f"is not that of these weights: {str(error).splitlines()[-1].strip()}") from None
     return model.eval().to(device)
 
 

@@ -72,9 +72,10 @@ def launch(cfg: Config, overrides: list[str], config_dir: str | None = None) -> 
         if read_status(directory).get("state") == "done":
             if cfg.arch != "none" and same_architecture(as_asked(cfg), shipped):  # the published one itself: against our baseline
                 shipped, overrides = compose(), [text for text in overrides if text.lstrip("+") != f"arch={cfg.arch}"]
+            folder = ["--config-dir", config_dir] if config_dir else []
             name = f"arch={shipped.arch}" if cfg.arch != "none" else ""
             baseline = baseline_identity(cfg, shipped, data)
-            console.print(comparison(cfg.results_dir, identity, baseline, baseline_command(overrides), name))
+            console.print(comparison(cfg.results_dir, identity, baseline, baseline_command([*folder, *overrides]), name))
 
 
 def plain_console() -> Console:

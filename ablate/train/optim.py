@@ -81,6 +81,8 @@ class MuonAndAdam(Optim):
     def __init__(
         self, *, lr: Positive, momentum: Share, betas: list[Share], eps: Positive, weight_decay: NonNegative, decay: Decay
     ) -> None:
+        if momentum == 1:
+            raise ConfigError.at("optim.momentum", "must be below 1, got 1: nothing would be learned")
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self._adamw = _AdamW(lr, betas, eps, weight_decay, decay)
 
