@@ -41,7 +41,16 @@ def load_pretrained(path: str | Path) -> tuple[Config, Transformer]:
 
 def config_of(config: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Our config of a config.json; `overrides` come after the checkpoint's own."""
-    return compose([*family_of(config).all_overrides(config), "tracker=none", *overrides])
+    family = family_of(config)
+    old, new = config.get("rope_scaling"), config.get("rope_parameters")
+    if old and new and old != new:
+        raise ConfigError.at("config.json: rope_scaling", f"{old} says otherwise than rope_parameters, {new}: leave one of them")
+    try:
+        theirs = family.all_overrides(config)
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+        message = f"holds a value that cannot be used: {type(error).__name__}: {error}"
+        raise ConfigError.at("config.json", message) from None
+    return compose([*theirs, "tracker=none", *overrides])
 
 
 def model_of(cfg: Config, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Transformer:
@@ -68,6 +77,9 @@ def fill(model: Transformer, family: Family, config: Mapping[str, Any], tensors:
     missing, beyond = [name for name in expected if name not in ours], [name for name in ours if name not in expected]
     problems = [Problem(name, f"has no value in the checkpoint; it comes from {sources(family, config, name)}") for name in missing]
     problems += [Problem(name, "is in the checkpoint, and a model of its config.json has no such tensor") for name in beyond]
+    problems += [Problem(name, "is not finite in the checkpoint") for name in ours if not ours[name].isfinite().all()]
+    whole = [name for name in ours if not ours[name].is_floating_point()]
+    problems += [Problem(name, f"is of {ours[name].dtype} in the checkpoint, and must be a floating-point number") for name in whole]
     for name in ours.keys() & expected.keys():
         if ours[name].shape != expected[name].shape:
             shapes = f"{tuple(ours[name].shape)} in the checkpoint, {tuple(expected[name].shape)} by its config.json"
@@ -86,7 +98,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError.at(str(path), f"cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError.at(str(path), f"is no JSON: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError.at(str(path), "must be an object")

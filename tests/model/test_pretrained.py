@@ -418,3 +418,23 @@ def test_rope_overrides_name_the_scaling() -> None:
 def test_reading_is_of_the_folder_alone(gpt2: Path) -> None:
     assert read_config(gpt2)["model_type"] == "gpt2"
     assert all(tensor.dtype == torch.float32 for tensor in read_tensors(gpt2).values())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"), [(lambda weight: weight * math.nan, "not finite"), (lambda weight: weight.to(torch.int32), "int32")]
+)
+def test_weights_that_are_no_numbers_are_named(spoil: Callable[[Tensor], Tensor], said: str, gpt2: Path) -> None:
+    name = "transformer.h.1.mlp.c_fc.weight"
+    change_tensors(gpt2, lambda tensors: {**tensors, name: spoil(tensors[name])})
+    assert said in problems(gpt2)["blocks.1.ffn.sublayer.up.weight"]
+
+
+@pytest.mark.parametrize("value", ["x", [1], {}, 0])
+def test_a_number_of_config_json_that_is_none_is_one_error(value: Any, gpt2: Path) -> None:
+    change_config(gpt2, n_head=value)
+    assert problems(gpt2)
+
+
+def test_two_spellings_of_a_stretched_context_that_disagree_are_refused(gpt2: Path) -> None:
+    change_config(gpt2, rope_scaling={"rope_type": "linear", "factor": 4.0}, rope_parameters={"rope_type": "default"})
+    assert "rope_parameters" in problems(gpt2)["config.json: rope_scaling"]
