@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ablate.config import Config, build_model
+from ablate.errors import ConfigError
 from ablate.model.transformer import Transformer
 from tests.model.conftest import changed, gradients_of, max_difference, random_model, small, tokens_of, yaml_of
 
@@ -73,10 +74,9 @@ def test_a_chunk_of_all_but_one_token_leaves_the_last_alone() -> None:
 
 
 @pytest.mark.parametrize("option", ["window", "chunk"])
-def test_the_shortest_limit_is_a_model_that_reads_each_token_alone(option: str) -> None:
-    model, tokens = random_model(config(**{f"attention__{option}": 1})), tokens_of(small())
-    together = model(tokens)
-    assert max_difference(together, torch.cat([model(tokens[:, t : t + 1]) for t in range(16)], dim=1)) < 1e-4
+def test_a_limit_of_one_token_is_refused_as_each_token_would_be_read_alone(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"attention.{option}.*sees itself alone"):
+        config(**{f"attention__{option}": 1})
 
 
 @pytest.mark.parametrize(
