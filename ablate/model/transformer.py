@@ -128,7 +128,7 @@ class Transformer(nn.Module):
         """The residual stream after the last block, and what the feed-forward layers found out."""
         if tokens_BT.shape[1] > self.max_tokens:
             raise ValueError(f"{tokens_BT.shape[1]} tokens, and the model was built for {self.max_tokens}")
-        x_BTD = self.dropout(self.embedding.norm(self.position(0).embed(self.embedding(tokens_BT))))
+        x_BTD = self.dropout(self.embed(tokens_BT))
         first_value, found = None, []
         for layer, block in enumerate(self.blocks):
             x_BTD, value, stats = block(x_BTD, self.position(layer), self._visible(layer, tokens_BT), first_value)
@@ -136,6 +136,10 @@ class Transformer(nn.Module):
             if stats is not None:
                 found.append(stats)
         return x_BTD, found
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """The residual stream before the first block."""
+        return self.embedding.norm(self.position(0).embed(self.embedding(tokens_BT)))
 
     def position(self, layer: int) -> Position:
         """The position of a layer."""

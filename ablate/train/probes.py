@@ -129,11 +129,10 @@ def look(model: Transformer, tokens_BT: Tensor) -> Found:
     """What the forward pass of some sequences shows: residual_rms, max_logit, log_z. Only plain operators run, none that is compiled."""
     model.eval()
     try:
-        x_BTD, first_value = model.positions[0].embed(model.embedding(tokens_BT)), None  # type: ignore[operator]
+        x_BTD, first_value = model.embed(tokens_BT), None
         found = {"residual_rms/embedding": root_mean_square(x_BTD)}
         for layer, (block, attention) in enumerate(zip(layers(model), model.attentions, strict=True)):
-            position = model.positions[model.position_of[layer]]
-            assert isinstance(position, Position)
+            position = model.position(layer)
             seen = visible(attention.reach, tokens_BT.shape[1], tokens_BT.device, flex=False)
             found[f"max_logit/{layer}"] = largest_logit(attention, block.attention.input(x_BTD), position)
             x_BTD, value, _ = block.forward(x_BTD, position, seen, first_value)

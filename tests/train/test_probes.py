@@ -31,6 +31,7 @@ KINDS = [
     ["position=transformer_xl", "attention.window=1/4"],
     ["position=learned", "attention.value_residual=learned", "residual=rezero"],
     ["attention=mla", "embedding=factorised", "head=tied"],
+    ["embedding=normed", "position=learned"],
     ["attention.temperature={floor: 4, beta: 0.5, shift: 1}", "attention.sink=learned", "attention.gate=head"],
     MIXED,
 ]
