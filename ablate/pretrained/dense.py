@@ -14,7 +14,6 @@ from ablate.pretrained.rmsnorm import (
     base,
     biases,
     family,
-    feed_forward,
     gate_up,
     heads,
     interleaved,
@@ -27,7 +26,7 @@ from ablate.pretrained.rmsnorm import (
     qk_eps,
     width_of_head,
 )
-from ablate.pretrained.tables import HfConfig, Rule, option, rope, rope_parameters, rows, rule, shaped, sizes, skip, tied
+from ablate.pretrained.tables import HfConfig, Rule, feed_forward, option, rope, rope_parameters, rows, rule, shaped, sizes, skip, tied
 
 GLM_SANDWICH = {
     **PRE,

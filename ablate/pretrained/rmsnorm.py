@@ -12,6 +12,7 @@ from ablate.pretrained.tables import (
     Operation,
     Rule,
     copy,
+    feed_forward,
     halved,
     option,
     rope,
@@ -55,11 +56,6 @@ def base(hf: HfConfig, *, eps: float, tied_head: bool = False, gated: bool = Tru
     overrides += feed_forward(hf["hidden_size"], hf["intermediate_size"], gated=gated)
     is_tied = hf.get("tie_word_embeddings", tied_head)
     return overrides if is_tied == tied_head else [*overrides, f"head.kind={'tied' if is_tied else 'untied'}"]
-
-
-def feed_forward(width: int, inner: int, *, gated: bool) -> list[str]:
-    """A layer of exactly `inner` features, of the kind that the arch has."""
-    return [f"ffn.ratio={inner}/{width}", "ffn.multiple_of=1", *(["ffn.glu_factor=1"] if gated else [])]
 
 
 def heads(hf: HfConfig, *, grouped: bool = True) -> list[str]:
