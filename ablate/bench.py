@@ -225,7 +225,7 @@ def bare_loop(training: Training) -> Callable[[], None]:
         nonlocal t
         inputs, targets = training.batches(t)
         with torch.autocast(training.device.type, dtype=torch.bfloat16, enabled=cfg.dtype == "bfloat16"):
-            loss, _ = training.loss(model.run(inputs.to(training.device)), targets.to(training.device))
+            loss, *_ = training.objective(inputs.to(training.device), targets.to(training.device))
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, cfg.train.grad_clip, foreach=True)
         for optimizer in training.optimizers:

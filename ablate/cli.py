@@ -16,6 +16,11 @@ VERBS = {
     "count": ("ablate.counting", "parameters, FLOPs and cache bytes of a config"),
     "extrapolate": ("ablate.extrapolation", "losses of finished runs at 1, 2 and 4 times the context of training"),
     "sync": ("ablate.trackers", "replay run directories to W&B"),
+    "status": ("ablate.sweep.verbs", "the runs of a study: state, progress, loss, place in the queue"),
+    "wait": ("ablate.sweep.verbs", "stays until a study has ended"),
+    "logs": ("ablate.sweep.verbs", "what a run has said"),
+    "cancel": ("ablate.sweep.verbs", "takes the runs of a study out of the queue and stops those that run"),
+    "retry": ("ablate.sweep.verbs", "runs again what crashed, was killed or lost"),
 }
 """verb -> the module whose function of the same name takes the rest of argv and gives the exit code; and what it does."""
 
@@ -53,8 +58,8 @@ def run_verb(verb: str, rest: list[str]) -> int:
 def hydra_or_train(arguments: list[str]) -> int:
     """Trains; Hydra itself answers what its flags ask (--help, --cfg, --info, --shell-completion)."""
     flags, overrides = split_flags(arguments)
-    if flags.multirun:
-        raise ConfigError.at("-m", "sweeps are not here yet: run one command for each setting")
+    if flags.multirun or any(text.startswith("sweep=") for text in overrides):
+        return sweep(flags, arguments, overrides)
     from ablate.composition import Request, normalise_request, parse_request
     from ablate.matching import solved_overrides
 
@@ -69,6 +74,27 @@ def hydra_or_train(arguments: list[str]) -> int:
     from ablate.train.launch import launch
 
     return launch(cfg, overrides, flags.config_dir)
+
+
+SWEEP_KEYS = ("sweep", "study", "dry_run", "yes", "wait", "measure", "ask_above_hours")
+"""Keys of hydra.sweeper that are typed bare."""
+
+
+def sweep(flags: argparse.Namespace, arguments: list[str], overrides: list[str]) -> int:
+    """A grid or a study, by way of Hydra's multirun and our sweeper."""
+    from ablate.composition import Request, normalise_request
+    from ablate.sweep.launchers import OURS, not_ours
+
+    asked = {key: text for text in overrides for key in SWEEP_KEYS if text.lstrip("+").startswith(f"{key}=")}
+    launcher = next((text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("hydra/launcher=")), "local")
+    if launcher not in OURS:
+        raise not_ours(launcher)
+    rest = [text for text in overrides if text not in asked.values()]
+    request = normalise_request(Request(rest, flags.config_name, flags.config_dir, multirun=True, of_hydra=True))
+    if request.problems:
+        raise ConfigError(request.problems)
+    kept = [word for word in flag_words(arguments) if word not in ("-m", "--multirun")]
+    return ask_hydra([*kept, "--multirun", *(f"hydra.sweeper.{text.lstrip('+')}" for text in asked.values()), *request.overrides])
 
 
 def split_flags(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:

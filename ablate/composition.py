@@ -7,7 +7,7 @@ what is not a key is found by parse(), with the nearest right spelling, and neve
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -55,31 +55,32 @@ def compose(overrides: Sequence[str] = (), *, config_name: str = "config", confi
 
 def parse_request(request: Request) -> Config:
     """Composes and parses; every problem of choices and of values comes in one ConfigError."""
-    with _loader(request) as loader:
+    with open_loader(request) as loader:
         cleaned = normalise(request, loader)
         problems = list(cleaned.problems)
         try:
-            cfg = parse(_compose(cleaned))
+            cfg = parse(compose_raw(cleaned))
         except ConfigError as error:
             raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
     if MATCH.build(cfg.match).reference is None:
         return cfg
-    return parse(matched(cfg, _reference(cfg, request)).model_dump())
+    reference = match_reference(cfg, request.overrides, lambda overrides: parse_request(replace(request, overrides=overrides)))
+    return parse(matched(cfg, reference).model_dump())
 
 
-def _reference(cfg: Config, request: Request) -> Config:
-    """What an arm is matched with: what it names, else what its run is compared with."""
+def match_reference(cfg: Config, overrides: Sequence[str], composed: Callable[[list[str]], Config]) -> Config:
+    """What an arm is matched with: what it names, else what its run is compared with. `composed` gives the config of some overrides."""
     named = MATCH.build(cfg.match).reference or []
-    kept = without(request.overrides, OF_ARCHITECTURE)
+    kept = without(overrides, OF_ARCHITECTURE)
     ours = without(kept, {"arch"})
     try:
         if named:
-            return parse_request(replace(request, overrides=[*ours, *named, "match=none"]))
-        reference = parse_request(replace(request, overrides=[*kept, "match=none"]))
+            return composed([*ours, *named, "match=none"])
+        reference = composed([*kept, "match=none"])
         published = cfg.arch != "none" and same_architecture(cfg, reference)
-        return parse_request(replace(request, overrides=[*ours, "match=none"])) if published else reference
+        return composed([*ours, "match=none"]) if published else reference
     except ConfigError as error:
         raise ConfigError(Problem("match.reference", f"{problem.key}: {problem.message}") for problem in error.problems) from None
 
@@ -91,12 +92,12 @@ def without(overrides: Sequence[str], names: Collection[str]) -> list[str]:
 
 def normalise_request(request: Request) -> Request:
     """The overrides in the form in which Hydra takes them, and the choices that do not exist as problems."""
-    with _loader(request) as loader:
+    with open_loader(request) as loader:
         return normalise(request, loader)
 
 
 @contextmanager
-def _loader(request: Request) -> Iterator[ConfigLoader]:
+def open_loader(request: Request) -> Iterator[ConfigLoader]:
     callers = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -106,7 +107,8 @@ def _loader(request: Request) -> Iterator[ConfigLoader]:
         GlobalHydra.instance().hydra = callers
 
 
-def _compose(request: Request) -> DictConfig:
+def compose_raw(request: Request) -> DictConfig:
+    """What Hydra composes, not resolved, not checked; overrides are in the form of `normalise`. Needs an open loader."""
     search = [f"hydra.searchpath=[file://{Path(request.config_dir).resolve()}]"] if request.config_dir else []
     try:
         return hydra.compose(request.config_name, overrides=[*search, *request.overrides])
@@ -178,12 +180,16 @@ class _Groups:
             )
         if override.is_hydra_override() and not self.of_hydra:
             return Problem(group, "has no effect on a single run: Hydra only composes its config")
-        if override.is_hydra_override() or override.is_delete() or override.is_sweep_override() or not self.is_group(group):
+        if override.is_hydra_override() or override.is_delete() or not self.is_group(group):
             return None
+        if override.is_sweep_override():
+            return self._wrong_choice(override, group, _swept_words(override))
         value = override.value()
         if isinstance(value, list) and group != "stability" and group in self.declared:
             return Problem(group, f"takes one choice, got {value}")
-        words = value if isinstance(value, list) else [value]
+        return self._wrong_choice(override, group, value if isinstance(value, list) else [value])
+
+    def _wrong_choice(self, override: Override, group: str, words: Sequence[Any]) -> Problem | None:
         choices = self.choices(group)
         for word in words:
             if str(word) not in choices:
@@ -205,6 +211,13 @@ class _Groups:
         return name in self.names or "/" in name
 
 
+def _swept_words(override: Override) -> list[str]:
+    """The choices of a sweep that are words; a glob and lists of words choose for themselves."""
+    if not override.is_choice_sweep() or isinstance(override.value(), Glob):
+        return []
+    return [word for word in map(str, override.sweep_string_iterator()) if not word.startswith("[")]
+
+
 def _declared_groups(request: Request, own: Path | None) -> set[str]:
     for folder in [folder for folder in (own, conf_dir()) if folder is not None]:
         path = folder / f"{request.config_name}.yaml"
@@ -215,3 +228,9 @@ def _declared_groups(request: Request, own: Path | None) -> set[str]:
             return {key.split()[-1].lstrip("/") for key in keys}
     known = sorted(path.stem for path in conf_dir().glob("*.yaml"))
     raise ConfigError.at("--config-name", f"no such config: {request.config_name!r}{did_you_mean(request.config_name, known)}")
+
+
+def group_options(request: Request, group: str) -> list[str]:
+    """The choices of a group, the user's own among them."""
+    with open_loader(request) as loader:
+        return _Groups(request, loader).choices(group)

@@ -113,7 +113,21 @@ class Config(Section):
     """One run, typed. `parse()` makes a subclass of it whose axes hold the registered variants."""
 
     not_identity: ClassVar[frozenset[str]] = frozenset(
-        {"arch", "imports", "seed", "results_dir", "cache_dir", "threads", "rerun", "progress", "checkpoint", "tracker", "match", "probes"}
+        {
+            "arch",
+            "imports",
+            "seed",
+            "results_dir",
+            "cache_dir",
+            "threads",
+            "rerun",
+            "progress",
+            "checkpoint",
+            "tracker",
+            "match",
+            "probes",
+            "parallel",
+        }
     )
     """Keys that move no number of a run (`seed` only fills init_seed and data_seed, `arch` names what it chose, as `match` does)."""
 
@@ -146,6 +160,7 @@ class Config(Section):
     dtype: Literal["float32", "bfloat16"]
     device: Literal["auto", "cpu", "cuda"]
     compile: Literal["auto", True, False]
+    parallel: Literal["ddp", "fsdp"]
     imports: list[str]
     results_dir: str
     cache_dir: str | None
@@ -212,7 +227,7 @@ def _adapter(group: str, words: tuple[str, ...]) -> TypeAdapter[Any]:
 
 def parse(raw: DictConfig | Mapping[str, Any]) -> Config:
     """Checks everything and gives typed values; raises one ConfigError with every problem that was found."""
-    values = _container(raw)
+    values = container(raw)
     import_all(values.get("imports"))
     problems = [Problem(key, f"needs a value: {key}=...") for key in _missing(values)]
     try:
@@ -249,7 +264,8 @@ def _one_a_key(problems: Iterator[Problem]) -> list[Problem]:
     ]
 
 
-def _container(raw: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+def container(raw: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values, interpolations resolved."""
     if not isinstance(raw, DictConfig):
         return dict(raw)
     try:

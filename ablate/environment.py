@@ -44,7 +44,10 @@ def processor() -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of this code, `-dirty` with changes; None outside a checkout of ours."""
+    """The commit of this code, `-dirty` with changes; of a study's snapshot, that of its source; None outside a checkout of ours."""
+    noted = Path(__file__).resolve().parent / "COMMIT"
+    if noted.is_file():
+        return noted.read_text(encoding="utf-8").strip()
     top = Path(__file__).resolve().parents[1]
     if not (top / ".git").exists():
         return None

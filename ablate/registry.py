@@ -102,9 +102,13 @@ def sized(value: int | float, whole: int) -> int:
 class Registry(Generic[T]):
     """All variants of one axis, by word."""
 
+    registered: ClassVar[list[tuple[str, str]]] = []
+    """Of all axes, in order: a new norm is also a new option of attention, so models of options hold until it grows."""
+
     def __init__(self, axis: str) -> None:
         self.axis = axis
         self._variants: dict[str, Callable[..., T]] = {}
+        self._models: dict[tuple[str, int], type[Options]] = {}
 
     def register(self, word: str) -> Callable[[type[T]], type[T]]:
         """Class decorator: makes the class the variant `word` of this axis."""
@@ -112,6 +116,7 @@ class Registry(Generic[T]):
         def add(variant: type[T]) -> type[T]:
             assert word not in self._variants, f"{self.axis} {word!r} is registered twice"
             self._variants[word] = variant
+            Registry.registered.append((self.axis, word))
             return variant
 
         return add
@@ -126,6 +131,12 @@ class Registry(Generic[T]):
     def options(self, word: str) -> type[Options]:
         """The pydantic model of a variant's options, made from its signature."""
         variant = self._variants[word]
+        key = (word, len(Registry.registered))
+        if key not in self._models:
+            self._models[key] = self._model_of(word, variant)
+        return self._models[key]
+
+    def _model_of(self, word: str, variant: Callable[..., T]) -> type[Options]:
         hints = get_type_hints(variant.__init__ if inspect.isclass(variant) else variant, include_extras=True)
         fields: dict[str, Any] = {"kind": (Literal[word], ...)}
         nested: dict[str, Registry[Any]] = {}

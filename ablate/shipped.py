@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,18 @@ from omegaconf import OmegaConf
 
 def conf_dir() -> Path:
     """The shipped conf folder: inside the installed package, else beside it in a checkout. Never the working directory's."""
+    return _folder("conf")
+
+
+def sweeps_dir() -> Path:
+    """The shipped studies, found as conf is."""
+    return _folder("sweeps")
+
+
+def _folder(name: str) -> Path:
     package = Path(__file__).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 Choices = dict[str, tuple[str, str]]
@@ -37,9 +48,7 @@ def shipped(group: str, word: str, overrides: Choices | None = None) -> dict[str
 
 def _collect(group: str, word: str, values: dict[str, Any], chosen: Choices) -> dict[str, Any]:
     """Merges the files of one group, deepest first, and notes which nested variants they choose."""
-    path = conf_dir() / group / f"{word}.yaml"
-    own = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(own, dict), path
+    own = deepcopy(_read(conf_dir() / group / f"{word}.yaml"))
     for item in own.get("defaults", []):
         if isinstance(item, str) and item != "_self_":
             _collect(group, item, values, chosen)
@@ -53,6 +62,13 @@ def _collect(group: str, word: str, values: dict[str, Any], chosen: Choices) -> 
         if key != "defaults":
             _put(values, [str(key)], value)
     return values
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    own = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(own, dict), path
+    return {str(key): value for key, value in own.items()}
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any, under: bool = False) -> None:

@@ -1,11 +1,16 @@
-"""What all tests share: few threads, one cache of prepared data, and no word to any W&B account."""
+"""What all tests share: few threads, one cache of prepared data, a Slurm when one is asked for, no word to any W&B account."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.cluster import Cluster, missing
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: many small tests, run side by side
 os.environ["WANDB_MODE"] = "offline"
@@ -27,3 +32,35 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 def short(cache_dir: Path, tmp_path: Path) -> list[str]:
     """Overrides of a short run whose results lie in this test's folder."""
     return [*SHORT, f"results_dir={tmp_path / 'results'}", f"cache_dir={cache_dir}"]
+
+
+@pytest.fixture(scope="session")
+def slurm_is_here() -> None:
+    """What needs Slurm is skipped where Slurm cannot be; not in CI, where nobody would see it."""
+    if reason := missing():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(slurm_is_here: None) -> Iterator[Cluster]:
+    """One for all tests of `@pytest.mark.xdist_group("slurm")`, which then run in one process (`--dist loadgroup`)."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    """The shared cluster; the next test finds its nodes up again and its queue empty."""
+    yield shared_cluster
+    shared_cluster.clear()
+
+
+@pytest.fixture
+def cluster_with(slurm_is_here: None) -> Iterator[Callable[..., Cluster]]:
+    """`cluster_with(max_array_size=20)`: a cluster with other options (tests/cluster.py), for one test."""
+    with ExitStack() as clusters:
+
+        def start(**options: Any) -> Cluster:
+            return clusters.enter_context(Cluster(**options))
+
+        yield start

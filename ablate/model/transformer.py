@@ -154,14 +154,20 @@ class Transformer(nn.Module):
         flex = able and not attention.dropout and (biased or not attention.plain)
         return visible(attention.reach, tokens_BT.shape[1], tokens_BT.device, flex)
 
-    def compile_blocks(self) -> None:
-        """Compiles the block once for all layers of a kind (they share code and guards), and the end of the model."""
+    def compile_blocks(self, within_hooks: bool = False) -> None:
+        """Compiles the block once for all layers of a kind (they share code and guards), and the end of the model.
+
+        `within_hooks`: what is hooked onto a block (that it is gathered from several processes) stays outside of what is compiled.
+        """
         from torch._dynamo import config  # late: it takes seconds to import
 
         self.compiled = True
         config.recompile_limit = max(config.recompile_limit, len(self.blocks) + 1)  # by rules, every layer may differ
         for block in self.blocks:
-            block.compile(fullgraph=True, dynamic=False)
+            if within_hooks:
+                block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
+            else:
+                block.compile(fullgraph=True, dynamic=False)
         self.head.compile(fullgraph=True, dynamic=False)
 
 

@@ -32,3 +32,37 @@ def paired_difference(arm: Sequence[float], baseline: Sequence[float], *, confid
     sd = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
     half = float(t.ppf((1 + confidence) / 2, n - 1)) * sd / math.sqrt(n)
     return Difference(mean, n, sd, mean - half, mean + half)
+
+
+def smallest_detectable(n: int, df: float, *, alpha: float = 0.05, power: float = 0.8) -> float:
+    """The mean paired difference over n blocks, in standard deviations of one, that a two-sided t test finds with this power.
+
+    Solves P(T > t(1 - alpha / 2, df)) = power for the noncentral t with noncentrality d sqrt(n) (Cohen 1988, chapter 2); that the test
+    rejects on the wrong side is left out, which is below 1e-4 here. Infinite where there is nothing to estimate noise from.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    if n < 2 or df < 1:
+        return math.inf
+    critical = float(t.ppf(1 - alpha / 2, df))
+
+    def missing(d: float) -> float:
+        return float(nct.sf(critical, df, d * math.sqrt(n))) - power
+
+    high = 1.0
+    while missing(high) < 0:
+        high *= 2
+    return float(brentq(missing, 0.0, high))
+
+
+def pooled_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int] | None:
+    """The standard deviation within groups, each about its own mean, and its degrees of freedom; None if no group has two values."""
+    squares, df = 0.0, 0
+    for values in groups:
+        if len(values) < 2:
+            continue
+        mean = math.fsum(values) / len(values)
+        squares += math.fsum((value - mean) ** 2 for value in values)
+        df += len(values) - 1
+    return (math.sqrt(squares / df), df) if df else None

@@ -23,6 +23,8 @@ from ablate.errors import ConfigError
 from ablate.model.position import POSITION
 from ablate.model.transformer import Transformer
 from ablate.shipped import shipped
+from ablate.train.distributed import ALONE, World
+from ablate.train.evaluate import shared
 
 T = TypeVar("T")
 
@@ -68,17 +70,21 @@ def loss_by_position(
     batch_size: int,
     device: torch.device,
     grad: bool,
+    rows: int | None = None,
+    world: World = ALONE,
 ) -> LossByPosition:
-    """From evenly spaced batches of the evaluation set, of the shape in which it is evaluated (see `evaluate`)."""
+    """From evenly spaced batches of the evaluation set, run `rows` at once, the shape in which it is evaluated (see `evaluate`)."""
     nats_T, targets_T = torch.zeros(context, dtype=torch.float64), torch.zeros(context, dtype=torch.float64)
     batches = list(eval_batches(eval_set, context=context, batch_size=batch_size))
+    chosen = evenly(batches, max(1, MAX_WINDOWS // batch_size))
+    pieces = [piece for batch in chosen for piece in zip(*(ids_BT.split(rows or batch_size) for ids_BT in batch), strict=True)]
     with torch.set_grad_enabled(grad):
-        for inputs_BT, targets_BT in evenly(batches, max(1, MAX_WINDOWS // batch_size)):
+        for inputs_BT, targets_BT in shared(pieces, world):
             logits_BTV = logits_of(inputs_BT.to(device)).detach()
             loss_BT = F.cross_entropy(logits_BTV.transpose(1, 2), targets_BT.to(device), reduction="none")
             nats_T += loss_BT.sum(0).double().cpu()
             targets_T += (targets_BT != -100).sum(0)
-    return LossByPosition(nats_T, targets_T)
+    return LossByPosition(*world.sum([nats_T, targets_T]))
 
 
 def length_extrapolation(

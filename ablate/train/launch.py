@@ -23,7 +23,8 @@ from ablate.errors import ConfigError
 from ablate.files import read_object, write_text
 from ablate.matching import as_asked, match_line
 from ablate.report.compare import comparison
-from ablate.runs import Run, canonical, read_status, run_directory
+from ablate.runs import Run, canonical, read_status, run_directory, run_hash
+from ablate.train.distributed import EndedElsewhere, Onlooker, World, check
 from ablate.train.loop import Stop, Training, Update, build, find_device, restore, run_steps
 
 RESULT_KEYS = {"eval_loss", "bits_per_byte", "tokens", "seconds", "tokens_per_second", "flop_utilisation"}
@@ -31,10 +32,15 @@ SUCCESS, FAILURE, COME_BACK = 0, 1, 75
 """Exit codes: done; failed or crashed; stopped, or owned by another process (EX_TEMPFAIL: the same command goes on later)."""
 
 
-def launch(cfg: Config, overrides: list[str], config_dir: str | None = None) -> int:
-    """Trains the run of a config unless it is done, and prints its result. Returns the exit code."""
-    console = plain_console()
-    find_device(cfg)
+def launch(cfg: Config, overrides: list[str], config_dir: str | None = None, directory: Path | None = None) -> int:
+    """Trains the run of a config unless it is done, and prints its result. Returns the exit code, the same in all its processes.
+
+    A run of a study has its `directory` from the plan, and its comparison from the report of the study.
+    """
+    world = World.from_environment()
+    check(cfg, world)
+    console = plain_console(quiet=not world.first)
+    device = find_device(cfg, world)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(cfg) / "inductor"))  # one cache of compiled code for all runs
     data = prepare(
         cfg.data,
@@ -44,13 +50,43 @@ def launch(cfg: Config, overrides: list[str], config_dir: str | None = None) -> 
         cache_dir=cache_dir(cfg),
         say=console.print,
     )
-    shipped = compose([f"arch={cfg.arch}"], config_dir=config_dir)
     identity = canonical(cfg, data.content_hash)
-    directory = run_directory(cfg, identity, shipped)
+    if directory is not None and run_hash(identity) != directory.name.rpartition("-")[2]:
+        raise ConfigError.at("data", f"has changed since {directory.name} was planned: the same command plans anew")
+    shipped = None if directory else compose([f"arch={cfg.arch}"], config_dir=config_dir)
+    place = directory if shipped is None else run_directory(cfg, identity, shipped)
+    assert place is not None
     try:
-        if not cfg.rerun and (code := ended(directory, console)) is not None:
-            return code
-        training = build(cfg, data)  # what is wrong shows before anything is written
+        with world.joined(device):
+            return train(cfg, data, identity, place, world, console)
+    except EndedElsewhere as elsewhere:
+        return elsewhere.code
+    finally:
+        if world.first and shipped is not None and read_status(place).get("state") == "done":
+            if cfg.arch != "none" and same_architecture(as_asked(cfg), shipped):  # the published one itself: against our baseline
+                shipped, overrides = compose(), [text for text in overrides if text.lstrip("+") != f"arch={cfg.arch}"]
+            folder = ["--config-dir", config_dir] if config_dir else []
+            name = f"arch={shipped.arch}" if cfg.arch != "none" else ""
+            baseline = baseline_identity(cfg, shipped, data)
+            console.print(comparison(cfg.results_dir, identity, baseline, baseline_command([*folder, *overrides]), name))
+
+
+def train(cfg: Config, data: Dataset, identity: Mapping[str, Any], directory: Path, world: World, console: Console) -> int:
+    """Trains a run unless it has ended or another process owns it; the first process looks and claims for all."""
+
+    def left_to_do() -> int | None:
+        return None if cfg.rerun else ended(directory, console)
+
+    code, digest = world.from_first(lambda: (left_to_do(), run_hash(identity)))
+    if digest != run_hash(identity):
+        raise ConfigError.at("data", "is not the same for all processes of this run: they read files of different content")
+    if code is not None:
+        return code
+    training = build(cfg, data, world)  # what is wrong shows before anything is written
+    run: Run = Onlooker(directory)
+
+    def claim() -> int | None:
+        nonlocal run
         try:
             run = Run.open(directory)
         except Owned as owned:
@@ -60,27 +96,21 @@ def launch(cfg: Config, overrides: list[str], config_dir: str | None = None) -> 
             return COME_BACK
         except OSError as error:
             raise ConfigError.at("results_dir", f"cannot write {directory}: {error.strerror}") from None
-        try:
-            if not cfg.rerun and (code := ended(directory, console)) is not None:  # it may have ended while we waited
-                return code
-            if cfg.rerun:
-                run.clear()
-            return carry_out(training, run, identity, console)
-        finally:
-            run.close()
+        if (code := left_to_do()) is None and cfg.rerun:  # it may have ended while we waited
+            run.clear()
+        return code
+
+    try:
+        if (code := world.from_first(claim)) is not None:
+            return code
+        return carry_out(training, run, identity, console)
     finally:
-        if read_status(directory).get("state") == "done":
-            if cfg.arch != "none" and same_architecture(as_asked(cfg), shipped):  # the published one itself: against our baseline
-                shipped, overrides = compose(), [text for text in overrides if text.lstrip("+") != f"arch={cfg.arch}"]
-            folder = ["--config-dir", config_dir] if config_dir else []
-            name = f"arch={shipped.arch}" if cfg.arch != "none" else ""
-            baseline = baseline_identity(cfg, shipped, data)
-            console.print(comparison(cfg.results_dir, identity, baseline, baseline_command([*folder, *overrides]), name))
+        run.close()
 
 
-def plain_console() -> Console:
+def plain_console(quiet: bool = False) -> Console:
     """A console that prints what it is given: brackets in a path or an override are no markup."""
-    return Screen(soft_wrap=True, highlight=False, markup=False, emoji=False)
+    return Screen(soft_wrap=True, highlight=False, markup=False, emoji=False, quiet=quiet, force_terminal=False if quiet else None)
 
 
 class Screen(Console):
@@ -120,10 +150,10 @@ def ended(directory: Path, console: Console) -> int | None:
 
 
 def carry_out(training: Training, run: Run, identity: Mapping[str, Any], console: Console) -> int:
-    """Trains, with the tracker beside it; every way out leaves the state on disk."""
+    """Trains, with the tracker beside it; every way out leaves the state on disk. All processes of a run do this, the first on record."""
     from ablate.trackers import start_mirror
 
-    cfg = training.cfg
+    cfg, world = training.cfg, training.world
 
     def say(text: str) -> None:
         console.print(text)
@@ -134,20 +164,22 @@ def carry_out(training: Training, run: Run, identity: Mapping[str, Any], console
     mirror = None
     try:
         run.set_state("running")
-        run.record_start(cfg, identity, environment(training.device))
+        run.record_start(cfg, identity, {**environment(training.device), "processes": world.size})
         restore(training, run)
-        mirror = start_mirror(run.directory, cfg.tracker)
+        if world.first:
+            mirror = start_mirror(run.directory, cfg.tracker)
         introduce(training, run, say)
         for update in shown(run_steps(training, run, stop), training, console):
-            if update.step % 50 == 0 and (problem := mirror.problem()):
+            if mirror is not None and update.step % 50 == 0 and (problem := mirror.problem()):
                 say(f"warning: {problem}")
-        return say_ending(run.directory, say)
+        return world.from_first(lambda: say_ending(run.directory, say))
     except ClaimLost as lost:  # the directory is another process's now: not a word into it
         console.print(str(lost))
         return COME_BACK
     except BaseException as error:
-        run.set_state("crashed", reason=type(error).__name__, detail=str(error).partition("\n")[0])
-        write_text(run.directory / "error.txt", traceback.format_exc())
+        if world.first:
+            run.set_state("crashed", reason=type(error).__name__, detail=str(error).partition("\n")[0])
+            write_text(run.directory / "error.txt", traceback.format_exc())
         raise
     finally:
         if mirror is not None and (problem := mirror.finish()):
@@ -173,7 +205,7 @@ def introduce(training: Training, run: Run, say: Callable[[str], None]) -> None:
     seen = f"{epochs:.2f} epochs of {corpus}" if epochs else corpus
     say(
         f"{counts.parameters:,} parameters, {cfg.steps:,} steps of {cfg.batch_tokens:,} tokens ({seen}), "
-        f"{training.device.type} {cfg.dtype}{' compiled' if training.compiled else ''}"
+        f"{training.device.type} {cfg.dtype}{' compiled' if training.compiled else ''}{several(training)}"
     )
     if abs(counts.ffn_parameter_error) > 1e-4:
         say(f"feed-forward width {counts.ffn_width}: {counts.ffn_parameter_error:+.2%} parameters against the plain MLP of its ratio")
@@ -181,6 +213,11 @@ def introduce(training: Training, run: Run, say: Callable[[str], None]) -> None:
         say(line)
     for notice in training.data.notices:
         say(f"note: {notice}")
+
+
+def several(training: Training) -> str:
+    """How many processes share the work, if more than one."""
+    return f", {training.world.size} processes ({training.cfg.parallel})" if training.world.size > 1 else ""
 
 
 def shown(updates: Iterator[Update], training: Training, console: Console) -> Iterator[Update]:

@@ -7,7 +7,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ablate.claim import ClaimLost
 from ablate.config import Config, build_model, meta_model
 from ablate.data import Dataset
 from ablate.data.batches import Batches
@@ -30,13 +31,15 @@ from ablate.model.count import Counts, count
 from ablate.model.dropout import DROPOUT
 from ablate.model.init import INIT
 from ablate.model.moe import update_selection_bias
-from ablate.model.transformer import Outputs, Transformer
+from ablate.model.transformer import Transformer
 from ablate.runs import Run
 from ablate.train import checkpoint
 from ablate.train.curves import length_extrapolation, loss_by_position
+from ablate.train.distributed import ALONE, World, rows_at_once
 from ablate.train.evaluate import Evaluation, evaluate
 from ablate.train.loss import LOSS, Parts
 from ablate.train.optim import OPTIM
+from ablate.train.parallel import Objective, Parallel, parallel_of
 from ablate.train.probes import NoProbe, Probe, is_due
 from ablate.train.schedule import SCHEDULE, Schedule
 
@@ -75,8 +78,11 @@ class Training:
     model: Transformer
     counts: Counts
     compiled: bool
-    peak_flops: float  # per second, of a matrix product of this dtype, measured here
-    loss: Callable[[Outputs, Tensor], tuple[Tensor, Parts]]
+    peak_flops: float  # per second, of a matrix product of this dtype, measured here; of all processes
+    world: World
+    parallel: Parallel
+    objective: nn.Module  # the model and its loss
+    rows: int  # sequences in one forward pass of this process
     lr: float  # the peak rate, of all optimisers
     optimizers: list[Optimizer]
     schedule: Schedule
@@ -98,26 +104,38 @@ class Update:
     evaluation: Evaluation | None
 
 
-def build(cfg: Config, data: Dataset) -> Training:
+@dataclass(frozen=True)
+class Wishes:
+    """What all processes have agreed to do after a step: save, and stop for a signal."""
+
+    save: bool
+    stop: str | None
+
+
+def build(cfg: Config, data: Dataset, world: World = ALONE) -> Training:
     """Model, optimiser and batches on their device, at step 0."""
-    device = find_device(cfg)
+    device = find_device(cfg, world)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     counts = count(meta_model(cfg), cfg.model.context)
-    model = build_model(cfg).to(device)
+    model, parallel = build_model(cfg), parallel_of(cfg.parallel, world)
+    rows = rows_at_once(cfg, model, world)
     compiled = should_compile(cfg, device, counts)
-    if compiled:
-        model.compile_blocks()
+    parallel.place(model, device, compiled)
     loss = LOSS.build(cfg.loss)
+    objective = Objective(model, torch.compile(loss.__call__, fullgraph=True, dynamic=False) if compiled else loss)
     optim = OPTIM.build(cfg.optim)
-    return Training(
+    training = Training(
         cfg=cfg,
         device=device,
         model=model,
         counts=counts,
         compiled=compiled,
-        peak_flops=matmul_peak(device, DTYPES[cfg.dtype]),
-        loss=torch.compile(loss.__call__, fullgraph=True, dynamic=False) if compiled else loss,
+        peak_flops=world.total(matmul_peak(device, DTYPES[cfg.dtype]))[0],
+        world=world,
+        parallel=parallel,
+        objective=parallel.wrapped(objective),
+        rows=rows,
         lr=optim.lr,
         optimizers=optim.optimizers(model, INIT.build(cfg.init)),
         schedule=SCHEDULE.build(cfg.schedule),
@@ -125,12 +143,31 @@ def build(cfg: Config, data: Dataset) -> Training:
         data=data,
         drops=DROPOUT.build(cfg.dropout).active,
     )
+    parallel.settle(lambda: any_loss(training))
+    return training
 
 
-def find_device(cfg: Config) -> torch.device:
+def any_loss(training: Training) -> Tensor:
+    """The loss of a made-up batch, of the shape of all others."""
+    zeros_BT = torch.zeros(training.rows, training.cfg.model.context, dtype=torch.int64, device=training.device)
+    with autocast(training):
+        total: Tensor = training.objective(zeros_BT, zeros_BT)[0]
+    return total
+
+
+def find_device(cfg: Config, world: World = ALONE) -> torch.device:
+    """The device of this process: of several on one machine each has its own GPU, or sees but one."""
     if cfg.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError.at("device", "cuda was asked for, and PyTorch finds no CUDA device; allowed here: cpu, auto")
-    return torch.device("cuda" if cfg.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if cfg.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if world.size == 1:
+        return torch.device("cuda")
+    found = torch.cuda.device_count()
+    if 1 < found <= world.local_rank:
+        message = f"none for process {world.local_rank} of this machine: PyTorch finds {found}; start at most so many, or device=cpu"
+        raise ConfigError.at("device", message)
+    return torch.device("cuda", world.local_rank if found > 1 else 0)
 
 
 def should_compile(cfg: Config, device: torch.device, counts: Counts) -> bool:
@@ -145,9 +182,12 @@ def should_compile(cfg: Config, device: torch.device, counts: Counts) -> bool:
 def restore(training: Training, run: Run) -> None:
     """Goes back to the run's checkpoint, if it has one, and opens its metrics there."""
     path = run.directory / CHECKPOINT
-    if path.exists():
-        training.step, facts = checkpoint.load(path, model=training.model, optimizers=training.optimizers)
+    if training.world.from_first(path.exists):
+        training.step, facts = checkpoint.load(path, model=training.model, optimizers=training.optimizers, parallel=training.parallel)
         training.seconds, training.mark = facts["seconds"], tuple(facts["mark"])
+    newest, oldest = training.world.largest(training.step, -training.step)
+    if newest != -oldest:
+        raise ConfigError.at(str(path), "is not the same file for all processes: results_dir must be a folder that they share")
     run.open_metrics(training.step)
 
 
@@ -158,7 +198,7 @@ def run_steps(training: Training, run: Run, stop: Stop) -> Iterator[Update]:
     saved, evaluation = time.monotonic(), None
     while training.step < cfg.steps:
         row = train_step(training)
-        run.check_owned()
+        wishes = agreed(training, run, stop, saved)
         run.log(row)
         if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
             detail = f"loss {row['loss']}, gradient norm {row['grad_norm']} at step {training.step}"
@@ -175,25 +215,49 @@ def run_steps(training: Training, run: Run, stop: Stop) -> Iterator[Update]:
                 )
                 end(training, run, "failed", reason="collapsed", detail=detail)
                 return
-        if stop.signal or time.monotonic() - saved > cfg.checkpoint.every_seconds:
+            wishes = agreed(training, run, stop, saved)
+        if wishes.save:
             save(training, path)
             saved = time.monotonic()
         yield Update(training.step, row["loss"], row["tokens_per_second"], evaluation)
-        if stop.signal and training.step < cfg.steps:
-            end(training, run, "stopped", reason=stop.signal, detail="the same command goes on from here")
+        if wishes.stop and training.step < cfg.steps:
+            end(training, run, "stopped", reason=wishes.stop, detail="the same command goes on from here")
             return
-    run.check_owned()
-    evaluation = evaluation or evaluate_now(training)  # a checkpoint of the last step needs it again
+    agreed(training, run, stop, saved)
+    finish(training, run, evaluation or evaluate_now(training))  # a checkpoint of the last step needs it again
+
+
+def agreed(training: Training, run: Run, stop: Stop, saved: float) -> Wishes:
+    """What all processes do next: what one of them was asked, or the first has lost, counts for all. `saved`: when, by this clock."""
+    lost: ClaimLost | None = None
+    try:
+        run.check_owned()
+    except ClaimLost as error:
+        lost = error
+    due = time.monotonic() - saved > training.cfg.checkpoint.every_seconds
+    number, save, gone = training.world.largest(signal.Signals[stop.signal] if stop.signal else 0, due, lost is not None)
+    if gone:
+        raise lost or ClaimLost("another process took this run over")
+    return Wishes(save=bool(number or save), stop=signal.Signals(int(number)).name if number else None)
+
+
+def finish(training: Training, run: Run, evaluation: Evaluation) -> None:
+    """The result on disk, then the weights, then what may be long: nothing that comes after may cost the result."""
     result = summary(training, evaluation)
-    write_json(run.directory / "summary.json", result)  # first: nothing that comes after may cost the result
-    if cfg.checkpoint.keep_final:
-        try:
-            checkpoint.save_weights(run.directory / "model.safetensors", training.model)
-        except (OSError, SafetensorError) as error:
-            run.note(f"warning: the weights could not be kept: {error}")
-    write_json(run.directory / "summary.json", {**result, **curves(training)})
-    end(training, run, "done")
-    path.unlink(missing_ok=True)
+    weights = training.parallel.collected(training.model.state_dict())
+    if training.world.first:
+        write_json(run.directory / "summary.json", result)
+        if training.cfg.checkpoint.keep_final:
+            try:
+                checkpoint.save_weights(run.directory / "model.safetensors", weights)
+            except (OSError, SafetensorError) as error:
+                run.note(f"warning: the weights could not be kept: {error}")
+    by_position = position_curves(training)
+    if training.world.first:
+        extrapolation = length_extrapolation(training.cfg, weights, training.data.eval_set, training.device, training.cfg.eval.extend)
+        write_json(run.directory / "summary.json", {**result, **by_position, "length_extrapolation": extrapolation})
+        end(training, run, "done")
+        (run.directory / CHECKPOINT).unlink(missing_ok=True)
 
 
 def train_step(training: Training) -> dict[str, float]:
@@ -203,12 +267,12 @@ def train_step(training: Training) -> dict[str, float]:
     probe = probe_of(training)
     parts, loads = gradients(training, inputs_BT, targets_BT)
     probe.before_update(inputs_BT)
-    grad_norm = nn.utils.clip_grad_norm_(training.model.parameters(), cfg.train.grad_clip, foreach=True)
+    grad_norm = training.parallel.clip(list(training.model.parameters()), cfg.train.grad_clip)
     lr = training.lr * training.schedule.factor(training.step, cfg.steps)
     for optimizer in training.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr * group["rate"]
-        optimizer.step()
+        training.parallel.step(optimizer)
         optimizer.zero_grad(set_to_none=True)
     update_selection_bias(training.model, loads)
     probe.after_update(loads)
@@ -233,32 +297,35 @@ def train_step(training: Training) -> dict[str, float]:
 
 def probe_of(training: Training) -> NoProbe:
     """What looks at the next step: nothing, but for each `probes.every_steps`-th."""
-    if not is_due(training.step + 1, training.cfg.probes.every_steps, training.cfg.steps):
+    looks = training.world.first or training.parallel.probed_by_all
+    if not looks or not is_due(training.step + 1, training.cfg.probes.every_steps, training.cfg.steps):
         return NoProbe()
-    return Probe(training.model, training.device, lambda: autocast(training))
+    return Probe(training.model, training.device, lambda: autocast(training), training.parallel)
 
 
 def gradients(training: Training, inputs_BT: Tensor, targets_BT: Tensor) -> tuple[Parts, list[Tensor]]:
-    """Forward and backward, in micro-batches; gives the parts of the loss, and the load of each router."""
-    micro = training.cfg.train.micro_batch_size
+    """Forward and backward, in micro-batches that processes share; gives the parts of the loss, and the load of each router, of all."""
+    world, share = training.world, training.rows / len(inputs_BT)
+    passes = list(world.share(list(zip(inputs_BT.split(training.rows), targets_BT.split(training.rows), strict=True))))
     parts: Parts = {}
     loads: list[list[Tensor]] = []
-    if training.drops:
-        torch.manual_seed(step_seed(training.cfg.init_seed, training.step))  # so that a resumed run drops the same
-    for inputs, targets in zip(inputs_BT.split(micro), targets_BT.split(micro), strict=True):
-        share = len(inputs) / len(inputs_BT)
-        with autocast(training):
-            outputs = training.model.run(inputs.to(training.device))
-            total, found = training.loss(outputs, targets.to(training.device))
-        (total * share).backward()
+    for place, (inputs, targets) in passes:
+        if training.drops:  # so that a resumed run drops the same, and so does one of several processes
+            torch.manual_seed(step_seed(training.cfg.init_seed, training.step, place))
+        with training.parallel.accumulating(last=place == passes[-1][0]):
+            with autocast(training):
+                total, found, load = training.objective(inputs.to(training.device), targets.to(training.device))
+            (total * (share * world.size)).backward()  # the mean over processes is to be the sum of their shares
         parts = {name: parts.get(name, 0) + part.detach() * share for name, part in found.items()}
-        loads.append([stats.load_E for stats in outputs.found])
-    return parts, [torch.stack(layer).sum(0) for layer in zip(*loads, strict=True)]
+        loads.append(load)
+    added = world.sum([*parts.values(), *(torch.stack(layer).sum(0) for layer in zip(*loads, strict=True))])
+    return dict(zip(parts, added, strict=False)), added[len(parts) :]
 
 
-def step_seed(seed: int, step: int) -> int:
-    """A seed for the random numbers of one step."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/step {step}".encode()).digest()[:8], "big") >> 1
+def step_seed(seed: int, step: int, place: int) -> int:
+    """A seed for the random numbers of one micro-batch of one step."""
+    text = f"{seed}/step {step}/micro-batch {place}" if place else f"{seed}/step {step}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def utilisation(training: Training, tokens_per_second: float) -> float:
@@ -286,35 +353,34 @@ def evaluate_now(training: Training) -> Evaluation:
                 training.model,
                 training.data.eval_set,
                 context=training.cfg.model.context,
-                batch_size=training.cfg.train.micro_batch_size,
+                batch_size=training.rows,
                 device=training.device,
                 grad=training.compiled,
+                world=training.world,
             )
     finally:
         training.model.train()
 
 
-def curves(training: Training) -> dict[str, Any]:
-    """What the final evaluation also gives: loss by position, and loss of the same targets at longer contexts."""
-    cfg, model, eval_set = training.cfg, training.model, training.data.eval_set
+def position_curves(training: Training) -> dict[str, Any]:
+    """What the final evaluation also gives: loss by position."""
+    cfg, model = training.cfg, training.model
     model.train(not training.drops)
     try:
         with autocast(training):
             by_position = loss_by_position(
                 model,
-                eval_set,
+                training.data.eval_set,
                 context=cfg.model.context,
                 batch_size=cfg.train.micro_batch_size,
+                rows=training.rows,
                 device=training.device,
                 grad=training.compiled,
+                world=training.world,
             )
     finally:
         model.train()
-    return {
-        "loss_by_position": by_position.buckets(),
-        "loss_at_position": by_position.curve(),
-        "length_extrapolation": length_extrapolation(cfg, model.state_dict(), eval_set, training.device, cfg.eval.extend),
-    }
+    return {"loss_by_position": by_position.buckets(), "loss_at_position": by_position.curve()}
 
 
 def evaluation_row(training: Training, evaluation: Evaluation) -> dict[str, float | int]:
@@ -348,6 +414,7 @@ def save(training: Training, path: Path) -> None:
         model=training.model,
         optimizers=training.optimizers,
         facts={"seconds": training.seconds, "mark": list(training.mark)},
+        parallel=training.parallel,
     )
 
 

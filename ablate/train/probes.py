@@ -29,6 +29,7 @@ from ablate.model.position import Position
 from ablate.model.residual import Block
 from ablate.model.transformer import Transformer
 from ablate.registry import sized
+from ablate.train.parallel import Parallel
 
 SEQUENCES = 2
 """Read in the second forward pass. Attention writes its scores out there: B N T T numbers a layer."""
@@ -56,19 +57,21 @@ class NoProbe:
 class Probe(NoProbe):
     """One step, looked at. `autocast` gives the context in which the model runs."""
 
-    def __init__(self, model: Transformer, device: torch.device, autocast: Callable[[], AbstractContextManager[None]]) -> None:
-        self.model, self.device, self.autocast = model, device, autocast
+    def __init__(
+        self, model: Transformer, device: torch.device, autocast: Callable[[], AbstractContextManager[None]], parallel: Parallel
+    ) -> None:
+        self.model, self.device, self.autocast, self.parallel = model, device, autocast, parallel
         self.found: Found = {}
         self.weights: dict[str, list[Tensor]] = {}
 
     def before_update(self, inputs_BT: Tensor) -> None:
         with self._timed():
-            with self.autocast():
+            with self.autocast(), self.parallel.gathered(self.model):
                 self.found.update(look(self.model, inputs_BT[:SEQUENCES].to(self.device)))
             for part, parameters in parts(self.model).items():
                 gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 if gradients:
-                    self.found[f"grad_norm/{part}"] = norm(gradients)
+                    self.found[f"grad_norm/{part}"] = self.parallel.norm(gradients)
                 self.weights[part] = [parameter.detach().clone() for parameter in parameters]
 
     def after_update(self, loads: Sequence[Tensor]) -> None:
@@ -76,7 +79,7 @@ class Probe(NoProbe):
             for part, parameters in parts(self.model).items():
                 before = self.weights.pop(part)
                 moved = [parameter.detach() - old for parameter, old in zip(parameters, before, strict=True)]
-                self.found[f"update_ratio/{part}"] = norm(moved) / norm(before)
+                self.found[f"update_ratio/{part}"] = self.parallel.norm(moved) / self.parallel.norm(before)
             routed = [layer for layer, block in enumerate(layers(self.model)) if isinstance(block.ffn.sublayer, MoE)]
             for layer, load_E in zip(routed, loads, strict=False):  # the loads of `future` layers come after these
                 share_E = load_E / load_E.sum()
@@ -119,11 +122,6 @@ def layers(model: Transformer) -> list[Block]:
     return [block for block in model.blocks if isinstance(block, Block)]
 
 
-def norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of all their numbers."""
-    return nn.utils.get_total_norm(tensors, foreach=True)
-
-
 @torch.no_grad()
 def look(model: Transformer, tokens_BT: Tensor) -> Found:
     """What the forward pass of some sequences shows: residual_rms, max_logit, log_z. Only plain operators run, none that is compiled."""
@@ -135,7 +133,7 @@ def look(model: Transformer, tokens_BT: Tensor) -> Found:
             position = model.position(layer)
             seen = visible(attention.reach, tokens_BT.shape[1], tokens_BT.device, flex=False)
             found[f"max_logit/{layer}"] = largest_logit(attention, block.attention.input(x_BTD), position)
-            x_BTD, value, _ = block.forward(x_BTD, position, seen, first_value)
+            x_BTD, value, _ = type(block).forward(block, x_BTD, position, seen, first_value)
             first_value = value if first_value is None else first_value
             found[f"residual_rms/{layer}"] = root_mean_square(x_BTD)
         logits_BTV = model.head.forward(model.norm(x_BTD), model.embedding.table.weight)

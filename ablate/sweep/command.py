@@ -1,0 +1,168 @@
+"""command: `-m norm=a,b seed=0,1,2` and `sweep=norm`, from what a person typed to runs that are on their way."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
+from rich.console import Console
+
+from ablate.composition import Request, group_options
+from ablate.errors import ConfigError, Problem
+from ablate.sweep.control import Control, Told
+from ablate.sweep.launchers import launcher_of
+from ablate.sweep.study import OF_ALL_RUNS, Study, as_text, load_study, over, parse_study, place_of
+from ablate.train.launch import plain_console
+
+COMMON = OF_ALL_RUNS | {"results_dir"}
+"""Keys that hold for all runs of a sweep and move no number."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What Hydra composed of a command line."""
+
+    overrides: list[str]  # of the task: keys and choices, some with several values
+    launcher: dict[str, Any]
+    config_name: str
+    config_dir: str | None
+    sweep: str | None
+    study: str | None
+    dry_run: bool
+    yes: bool
+    wait: bool
+    measure: bool
+    ask_above_hours: float
+
+
+def sweep(asked: Asked) -> int:
+    """Plans, prints, and unless it is a dry run starts; gives the exit code."""
+    console = plain_console()
+    launcher = launcher_of(asked.launcher)
+    common, chosen = _parted(asked.overrides)
+    study = _study_of(asked, chosen)
+    told = Told(
+        study=study.model_dump(by_alias=True, exclude={"name"}),
+        name=study.name,
+        common=_without_marks(common),
+        launcher=launcher.model_dump(),
+        config_name=asked.config_name,
+        config_dir=str(Path(asked.config_dir).absolute()) if asked.config_dir else None,
+        cwd=str(Path.cwd()),
+        command=" ".join(["python -m ablate", *map(shlex.quote, sys.argv[1:])]),
+    )
+    with Control(told, console) as control:
+        plan = control.show(measure=asked.measure)
+        if asked.dry_run:
+            return 0
+        _ask(asked, control.hours, len(plan.unfinished()), console)
+        return control.go(by_person=True, wait=asked.wait)
+
+
+def _without_marks(overrides: Sequence[str]) -> list[str]:
+    return [text.lstrip("+") for text in overrides]
+
+
+def _parted(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What holds for all runs, and what says which runs there are."""
+    common = [text for text in overrides if place_of(text).partition(".")[0] in COMMON]
+    if any(place_of(text) == "rerun" for text in overrides):
+        raise ConfigError.at("rerun", "is for a single run; of a study, `python -m ablate retry STUDY` runs again what crashed")
+    return common, [text for text in overrides if text not in common]
+
+
+def _study_of(asked: Asked, chosen: list[str]) -> Study:
+    parsed = [(text, OverridesParser.create().parse_override(text)) for text in chosen]
+    swept = [(text, override) for text, override in parsed if override.is_sweep_override()]
+    if asked.sweep is None:
+        return _grid(asked, [text for text, override in parsed if not override.is_sweep_override()], [override for _, override in swept])
+    if asked.study is not None:
+        raise ConfigError.at("study", f"names a grid; this study is {asked.sweep}")
+    if [text for text, override in swept if override.key_or_group != "seed"]:
+        problems = [(override.key_or_group, text) for text, override in swept if override.key_or_group != "seed"]
+        raise ConfigError(Problem(key, f"{text!r} are several values, and arms are what the study says") for key, text in problems)
+    study = load_study(asked.sweep)
+    values = study.model_dump(by_alias=True, exclude={"name"})
+    fixed = [text for text, override in parsed if override.key_or_group != "seed"]
+    values["set"] = over(study.set, _without_marks(fixed))
+    for text, override in parsed:
+        if override.key_or_group == "seed":
+            values["blocks"] = _seeds(text, override, asked)
+    return parse_study(values, study.name)
+
+
+def _grid(asked: Asked, fixed: list[str], swept: list[Override]) -> Study:
+    """The study of a command line: every key with several values is an axis, seeds are blocks."""
+    values: dict[str, Any] = {"design": "grid", "axes": {}, "blocks": [0], "match": {}}
+    kept = []
+    for text in _without_marks(fixed):
+        key, _, value = text.partition("=")
+        if key == "seed":
+            values["blocks"] = _seeds(text, OverridesParser.create().parse_override(text), asked)
+        elif place_of(text).partition(".")[0] == "match":
+            values["match"]["kind" if key == "match" else key.removeprefix("match.")] = _plain(value)
+        else:
+            kept.append(text)
+    for override in swept:
+        if override.key_or_group == "seed":
+            values["blocks"] = _seeds(str(override.input_line), override, asked)
+        else:
+            values["axes"][override.get_key_element().lstrip("+")] = _values(override, asked)
+    single = [key for key, several in values["axes"].items() if len(several) == 1]
+    kept += [f"{key}={values['axes'].pop(key)[0]}" for key in single]
+    values["set"] = kept
+    values["question"] = " ".join(shlex.quote(str(text).lstrip("+")) for text in [*(o.input_line for o in swept), *fixed]) or "the baseline"
+    if not values["match"]:
+        del values["match"]
+    return parse_study(values, asked.study or _name(values))
+
+
+def _plain(text: str) -> Any:
+    from yaml import safe_load
+
+    return safe_load(text)
+
+
+def _name(values: dict[str, Any]) -> str:
+    """Of its axes, and a hash of all that makes another grid of it: the same command is the same study."""
+    axes = "-".join(re.sub(r"[^A-Za-z0-9]+", "_", key).strip("_") for key in values["axes"]) or "seeds"
+    told = repr((sorted(values["axes"].items()), values["set"], values.get("match")))
+    return f"{axes[:60]}-{hashlib.sha256(told.encode()).hexdigest()[:6]}"
+
+
+def _values(override: Override, asked: Asked) -> list[str]:
+    """The values of a sweep as they stand in overrides: a,b  range(3)  glob(*)  choice(a,b)."""
+    value: Any = override.value()
+    if isinstance(value, Glob):
+        options = group_options(Request([], asked.config_name, asked.config_dir), override.key_or_group)
+        return [str(word) for word in value.filter(options)]
+    return list(dict.fromkeys(str(text) for text in override.sweep_string_iterator()))
+
+
+def _seeds(text: str, override: Override, asked: Asked) -> list[int]:
+    values = _values(override, asked) if override.is_sweep_override() else [as_text(override.value())]
+    wrong = [value for value in values if not re.fullmatch(r"\d+", value)]
+    if wrong:
+        raise ConfigError.at("seed", f"must be whole numbers of at least 0, got {text.partition('=')[2]}")
+    return [int(value) for value in values]
+
+
+def _ask(asked: Asked, hours: float | None, runs: int, console: Console) -> None:
+    """A person is asked before many hours of work; nobody to ask, and yes=true is needed."""
+    if asked.yes or hours is None or hours <= asked.ask_above_hours:
+        return
+    if not (sys.stdin.isatty() and console.is_terminal):
+        message = (
+            f"about {hours:.0f} hours of one worker for {runs} runs, above ask_above_hours={asked.ask_above_hours:g}: yes=true starts them"
+        )
+        raise ConfigError.at("yes", message)
+    if console.input(f"Start {runs} runs? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ConfigError.at("yes", "nothing was started")

@@ -1,0 +1,207 @@
+"""Many configs of one sweep, each the same as compose() gives it, without composing each of them.
+
+Hydra takes a tenth of a second for a config. Here it composes once for each choice on a plain axis, and a cell takes its axes from those;
+what reaches over axes (arch, stability, scale, data, nested groups) is composed whole. Plain values are set on what was composed, as Hydra
+does itself, and cells that differ in their seeds alone are parsed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import Self
+
+from ablate.composition import Request, compose_raw, match_reference, normalise, open_loader
+from ablate.config import ARCHITECTURE, Config, Seed, container, parse
+from ablate.errors import ConfigError, Problem
+from ablate.matching import MATCH, matched
+
+PLAIN_AXES = frozenset({*ARCHITECTURE, "optim", "schedule"})
+"""Groups whose files set nothing beside their own key."""
+
+SEEDS = ("seed", "init_seed", "data_seed")
+
+Values = dict[str, Any]
+"""A composed config as plain values, its interpolations open."""
+
+
+def key_of(text: str) -> str:
+    """The key that an override sets: `norm` of norm=layernorm, `norm.eps` of ++norm.eps=1."""
+    return text.partition("=")[0].lstrip("+~")
+
+
+class Parts(NamedTuple):
+    """Overrides by what they do."""
+
+    wide: tuple[str, ...]  # reach over axes, or take something away
+    axes: tuple[tuple[str, str], ...]  # axis, variant
+    values: tuple[tuple[str, Any], ...]
+    seeds: tuple[tuple[str, Any], ...]
+
+
+class Composer:
+    """A context in which configs are composed; each of its answers is kept."""
+
+    def __init__(self, config_name: str = "config", config_dir: str | None = None) -> None:
+        self._request = Request([], config_name, config_dir)
+        self._stack = ExitStack()
+        self._normal: dict[str, str | Problem] = {}
+        self._raw: dict[tuple[str, ...], Values] = {}
+        self._structures: dict[tuple[Any, ...], Values] = {}
+        self._parsed: dict[tuple[Any, ...], Config | ConfigError] = {}
+        self._configs: dict[tuple[str, ...], Config | ConfigError] = {}
+
+    def __enter__(self) -> Self:
+        self._loader = self._stack.enter_context(open_loader(self._request))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def _parser(self) -> OverridesParser:
+        return OverridesParser.create()
+
+    def config(self, overrides: Sequence[str]) -> Config:
+        """The config of some overrides, matched if they ask for it; raises ConfigError as compose() does."""
+        key = tuple(overrides)
+        if key not in self._configs:
+            try:
+                self._configs[key] = self._config(key)
+            except ConfigError as error:
+                self._configs[key] = error
+        found = self._configs[key]
+        if isinstance(found, ConfigError):
+            raise ConfigError(found.problems)
+        return found
+
+    def refused(self, overrides: Sequence[str]) -> str | None:
+        """Why a combination cannot be had, or None."""
+        try:
+            self.config(overrides)
+        except ConfigError as error:
+            return "; ".join(f"{problem.key}: {problem.message}" for problem in error.problems)
+        return None
+
+    def _config(self, overrides: tuple[str, ...]) -> Config:
+        cfg = self._unmatched(overrides)
+        if MATCH.build(cfg.match).reference is None:
+            return cfg
+        return parse(matched(cfg, match_reference(cfg, list(overrides), self.config)).model_dump())
+
+    def _unmatched(self, overrides: tuple[str, ...]) -> Config:
+        parts = self._parts(overrides)
+        structure = self._structure(parts.wide, parts.axes)
+        shared = (parts.wide, parts.axes, repr(parts.values))
+        if shared not in self._parsed:
+            values = deepcopy(structure)
+            try:
+                for key, value in parts.values:
+                    set_value(values, key, value)
+                self._parsed[shared] = parse(OmegaConf.create(values))
+            except ConfigError as error:
+                self._parsed[shared] = error
+        found = self._parsed[shared]
+        if isinstance(found, ConfigError):
+            raise found
+        return found.model_copy(update=_seeds(structure, parts.seeds)) if parts.seeds else found
+
+    def _parts(self, overrides: Sequence[str]) -> Parts:
+        self._check(overrides)
+        wide: list[str] = []
+        axes: dict[str, str] = {}
+        values: list[tuple[str, Any]] = []
+        seeds: list[tuple[str, Any]] = []
+        for text in overrides:
+            normal = self._normal[text]
+            assert isinstance(normal, str)
+            override = self._parser.parse_override(normal)
+            key = override.key_or_group
+            if _is_value(override, self._groups):
+                (seeds if key in SEEDS else values).append((key, override.value()))
+            elif key in PLAIN_AXES and override.package is None and not override.is_delete() and isinstance(override.value(), str):
+                axes[key] = str(override.value())
+            else:
+                wide.append(normal)
+        if any("/" in key_of(text) or "@" in key_of(text) or text.startswith("~") for text in wide):
+            wide, axes = [*(f"{axis}={word}" for axis, word in axes.items()), *wide], {}
+        return Parts(tuple(wide), tuple(axes.items()), tuple(values), tuple(seeds))
+
+    @cached_property
+    def _groups(self) -> set[str]:
+        return set(self._loader.list_groups(""))
+
+    def _check(self, overrides: Sequence[str]) -> None:
+        """Spelling, of each override once."""
+        problems = []
+        keys: set[str] = set()
+        for text in overrides:
+            if text not in self._normal:
+                cleaned = normalise(Request([text], self._request.config_name, self._request.config_dir), self._loader)
+                self._normal[text] = cleaned.problems[0] if cleaned.problems else cleaned.overrides[0]
+            found = self._normal[text]
+            if isinstance(found, Problem):
+                problems.append(found)
+            elif "=" in text and key_of(text) in keys:
+                problems.append(Problem(key_of(text), f"is set twice, by {text!r} for the second time"))
+            keys.add(key_of(text))
+        if problems:
+            raise ConfigError(problems)
+
+    def _structure(self, wide: tuple[str, ...], axes: tuple[tuple[str, str], ...]) -> Values:
+        """What the groups give, interpolations still open."""
+        if (wide, axes) not in self._structures:
+            if len(axes) < 2:
+                found = self._composed((*wide, *(f"{axis}={word}" for axis, word in axes)))
+            else:
+                found = self._composed(wide) | {axis: self._composed((*wide, f"{axis}={word}"))[axis] for axis, word in axes}
+            self._structures[wide, axes] = found
+        return self._structures[wide, axes]
+
+    def _composed(self, overrides: tuple[str, ...]) -> Values:
+        if overrides not in self._raw:
+            raw = compose_raw(Request(list(overrides), self._request.config_name, self._request.config_dir))
+            self._raw[overrides] = {str(key): value for key, value in OmegaConf.to_container(raw, resolve=False).items()}  # type: ignore[union-attr]
+        return self._raw[overrides]
+
+
+def _is_value(override: Override, groups: set[str]) -> bool:
+    key = override.key_or_group
+    return not override.is_delete() and key not in groups and "/" not in key and "@" not in key and override.package is None
+
+
+def set_value(values: Values, key: str, value: Any) -> None:
+    """As Hydra sets an override of a value: mappings are merged, all else is replaced."""
+    *parents, last = key.split(".")
+    for depth, name in enumerate(parents):
+        inner = values.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigError.at(key, f"cannot be set: {'.'.join(parents[: depth + 1])} is {inner!r} here and has no keys")
+        values = inner
+    if isinstance(value, dict) and isinstance(values.get(last), dict):
+        for name, inner in value.items():
+            set_value(values[last], str(name), inner)
+    else:
+        values[last] = value
+
+
+def _seeds(structure: Values, chosen: Sequence[tuple[str, Any]]) -> dict[str, int]:
+    """The three seeds, checked: what is chosen, and what follows from it (init_seed: ${seed})."""
+    found = container(OmegaConf.create({name: structure[name] for name in SEEDS} | dict(chosen)))
+    problems = []
+    for name in SEEDS:
+        try:
+            TypeAdapter(Seed).validate_python(found[name], strict=True)
+        except ValidationError as error:
+            problems.append(Problem(name, f"{error.errors()[0]['msg'].replace('Input should', 'must')}, got {found[name]!r}"))
+    if problems:
+        raise ConfigError(problems)
+    return found

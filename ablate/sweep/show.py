@@ -1,0 +1,131 @@
+"""show: a plan as a person reads it before anything is started, and what has become of it at the end."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from ablate.matching import match_line
+from ablate.sweep.outlook import Noise, Power
+from ablate.sweep.plan import ENDED, Cell, Plan
+from ablate.sweep.slurm import Queued
+
+MOST_DROPPED = 12
+
+
+def show_plan(
+    plan: Plan, console: Console, *, hours: float | None, power: Power, noise: Noise | None, queued: Mapping[str, Queued]
+) -> None:
+    """The arms, the runs and their states, what fell away, the cost, and the smallest difference that can be found."""
+    study = plan.study
+    console.print(f"study {study.name}: {study.question}")
+    console.print(arms_table(plan, queued))
+    for line in [*plan.arms.notes, *_dropped(plan), *_alike(plan), *_tuning(plan)]:
+        console.print(line)
+    console.print(totals(plan, queued))
+    console.print(_cost(plan, hours))
+    console.print(_power(power, noise))
+
+
+def arms_table(plan: Plan, queued: Mapping[str, Queued]) -> Table:
+    """A row an arm: size, training FLOPs of a run, and the states of its runs."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("arm", "left"), ("parameters", "right"), ("FLOPs a run", "right"), ("lr", "right"), ("runs", "left")):
+        table.add_column(name, justify="left" if justify == "left" else "right", overflow="fold")
+    for arm in plan.arms.arms:
+        cells = [cell for cell in plan.cells if cell.arm == arm.name]
+        cost, tuned = plan.costs[arm.name], plan.tuned.get(arm.name)
+        rate = "" if not cells else f"{cells[-1].rate:g}"
+        if tuned is not None:
+            rate = f"{tuned.best:g}{' (edge)' if tuned.edge else ''}" if tuned.best is not None else f"tuning {len(tuned.rates)}"
+        counts = Counter(shown_state(plan, cell, queued) for cell in cells)
+        name = f"{arm.name} (reference)" if arm.name == plan.arms.baseline and arm.name != "baseline" else arm.name
+        states = ", ".join(f"{number} {state}" for state, number in counts.items()) or "the same as another arm"
+        table.add_row(name, f"{cost.parameters:,}", f"{cost.flops:.2e}", rate, states)
+    return table
+
+
+def shown_state(plan: Plan, cell: Cell, queued: Mapping[str, Queued]) -> str:
+    """The state of the directory, and of the queue where the directory does not say more."""
+    state = plan.states[cell.digest]
+    if cell.digest not in queued or state in (*ENDED, "running"):
+        return state
+    place = queued[cell.digest]
+    return "held" if place.held else "queued" if place.state == "PENDING" else "starting"
+
+
+def totals(plan: Plan, queued: Mapping[str, Queued]) -> str:
+    counts = Counter(shown_state(plan, cell, queued) for cell in plan.cells)
+    runs = ", ".join(f"{number} {state}" for state, number in counts.most_common())
+    blocks = len(plan.study.blocks)
+    text = f"{len(plan.cells)} runs ({runs or 'none'}) of {len(plan.arms.arms)} arms on {blocks} block{'s' if blocks > 1 else ''}"
+    if plan.duplicates:
+        text += f"; {len(plan.duplicates)} cells are duplicates of others"
+    if plan.later:
+        text += f"; {plan.later} more follow once the learning rates are known"
+    return text
+
+
+def _dropped(plan: Plan) -> list[str]:
+    dropped = plan.arms.dropped
+    lines = [f"dropped: {' '.join(overrides)}: {reason}" for overrides, reason in dropped[:MOST_DROPPED]]
+    more = len(dropped) - MOST_DROPPED
+    return [*lines, *([f"dropped: {more} more cells, all of them in plan.json"] if more > 0 else [])]
+
+
+def _alike(plan: Plan) -> list[str]:
+    pairs = dict.fromkeys(pair for pair in plan.duplicates if pair[0] != pair[1])
+    return [f"{arm} is the same configuration as {same}: its runs are run once" for arm, same in pairs]
+
+
+def _tuning(plan: Plan) -> list[str]:
+    lines = []
+    for arm, tuned in plan.tuned.items():
+        if tuned.best is not None and tuned.edge:
+            lines.append(f"{arm}: the best learning rate {tuned.best:g} is at the {tuned.edge} end of {_rates(tuned.rates)}: not tuned")
+    return lines
+
+
+def _rates(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates)
+
+
+def _cost(plan: Plan, hours: float | None) -> str:
+    todo = plan.unfinished()
+    flops = math.fsum(plan.costs[cell.arm].flops for cell in todo)
+    later = math.fsum(
+        plan.costs[arm.name].flops * len(plan.study.blocks)
+        for arm in plan.arms.arms
+        if plan.study.tuning is not None and plan.tuned[arm.name].best is None
+    )
+    total = f"training FLOPs to go: {flops:.2e}" + (f", and {later:.2e} of the second stage" if later else "")
+    if not todo:
+        return total
+    if hours is None:
+        return f"{total}; hours: not known, no run of these arms is at hand (measure=true times a few steps of each)"
+    return f"{total}; about {hours:.2f} hours of one worker for the {len(todo)} runs"
+
+
+def _power(power: Power, noise: Noise | None) -> str:
+    if not math.isfinite(power.deviations):
+        return f"smallest difference that can be found: none, {power.blocks} block gives no interval: a screen"
+    text = (
+        f"smallest difference from the baseline found with 80 % power on {power.blocks} blocks: {power.deviations:.2f} deviations of a pair"
+    )
+    if noise is None or power.nats is None:
+        return f"{text}; in nats: not known, no two arms of this setting have been run on two common blocks"
+    known = f"deviation {noise.deviation:.4f} with {noise.df} degrees of freedom, from {noise.runs} runs at hand"
+    return f"{text}, {power.nats:.4f} nats ({known})"
+
+
+def match_lines(plan: Plan) -> list[str]:
+    """How near each arm came to the baseline's size."""
+    found: dict[str, str] = {}
+    for cell in plan.cells:
+        if (line := match_line(cell.cfg)) and cell.arm not in found:
+            found[cell.arm] = f"{cell.arm}: {line}"
+    return list(found.values())

@@ -1,0 +1,213 @@
+"""The verbs on a study: status, wait, logs, cancel, retry. A study is named as its folder under results/, or by the path of its folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ablate.claim import owner_of
+from ablate.errors import ConfigError, did_you_mean
+from ablate.files import metric_rows, read_object
+from ablate.runs import read_status
+from ablate.sweep import slurm
+from ablate.sweep.control import Control, opened
+from ablate.sweep.errors import class_of, last_words, logs_of
+from ablate.sweep.launchers import Slurm
+from ablate.sweep.plan import Cell, Plan
+from ablate.sweep.show import shown_state, totals
+from ablate.train.launch import plain_console
+
+FAILED = ("oom", "crash", "node", "all")
+LIVE_SECONDS = 5.0
+TAIL_BYTES = 65536
+LOG_LINES = 40
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong as everything here does."""
+
+    def error(self, message: str) -> Any:
+        raise ConfigError.at(self.prog.rpartition(" ")[2], f"{message}; {self.format_usage().strip()}")
+
+
+def _parser(verb: str) -> _Parser:
+    parser = _Parser(prog=f"ablate {verb}", allow_abbrev=False)
+    parser.add_argument("name", metavar="RUN" if verb == "logs" else "STUDY")
+    parser.add_argument("--results-dir", default="results", help="where the study lies (results)")
+    return parser
+
+
+def status(argv: Sequence[str]) -> int:
+    """Prints the runs of a study; on a terminal with --live, again and again until it ends."""
+    parser = _parser("status")
+    parser.add_argument("--live", action="store_true", help=f"again every {LIVE_SECONDS:.0f} seconds")
+    parser.add_argument("--all", action="store_true", help="runs that are done too, however many")
+    flags = parser.parse_args(argv)
+    with _opened(flags) as control:
+        if not flags.live:
+            plan = control.plan()
+            control.say_all(_status_lines(control, plan, flags.all))
+            return 0
+        console = Console()
+        with Live(console=console, auto_refresh=False, screen=False) as live:
+            while True:
+                plan = control.plan()
+                *_, table, line = _status_lines(control, plan, flags.all)
+                table.caption = str(line)
+                live.update(table, refresh=True)
+                if plan.complete:
+                    return 0
+                time.sleep(LIVE_SECONDS)
+
+
+def _status_lines(control: Control, plan: Plan, all_runs: bool) -> list[Any]:
+    """What Slurm does not say, a table of runs, and the totals. One call of squeue."""
+    warning, queued = [], {}
+    try:
+        queued = dict(control.queued())
+    except slurm.SlurmError as error:
+        warning = [f"{error}; the queue is not known, the runs below are as their directories say"]
+    states = {cell.digest: shown_state(plan, cell, queued) for cell in plan.cells}
+    shown = [cell for cell in plan.cells if all_runs or len(plan.cells) <= 40 or states[cell.digest] != "done"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("run", "state", "progress", "loss", "tokens/s", "beat", "slurm", "error"):
+        table.add_column(name, justify="right" if name in ("progress", "loss", "tokens/s", "beat") else "left", overflow="fold")
+    for cell in shown:
+        table.add_row(*_row(control, cell, states[cell.digest], queued.get(cell.digest)))
+    return [*warning, table, totals(plan, queued)]
+
+
+def _row(control: Control, cell: Cell, state: str, place: slurm.Queued | None) -> list[str]:
+    last = _last_metrics(cell.directory)
+    step, loss, speed = last.get("step", 0), last.get("loss"), last.get("tokens_per_second")
+    result = read_object(cell.directory / "summary.json").get("eval_loss") if state == "done" else None
+    loss = loss if result is None else result
+    claim = cell.directory / "claim"
+    beat = f"{max(0.0, time.time() - claim.stat().st_mtime):.0f} s" if state == "running" and claim.exists() else ""
+    kind = class_of(cell.directory, control.study_dir, cell.digest)
+    status = read_status(cell.directory)
+    why = kind or (str(status.get("reason", "")) if state in ("failed", "stopped") else "")
+    where = f"{place.job} {place.state.lower()}{f' ({place.reason})' if place.reason not in ('None', '') else ''}" if place else ""
+    return [
+        cell.directory.name,
+        state,
+        f"{min(step / cell.cfg.steps, 1):.0%}" if step else "",
+        f"{loss:.4f}" if isinstance(loss, int | float) else "",
+        f"{speed:,.0f}" if isinstance(speed, int | float) and state == "running" else "",
+        beat,
+        where,
+        why,
+    ]
+
+
+def _last_metrics(directory: Path) -> dict[str, Any]:
+    """The last row of training that is whole, without reading the whole file."""
+    try:
+        with open(directory / "metrics.jsonl", "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            rows = [row for row in metric_rows(file.read().splitlines()) if "loss" in row]
+    except OSError:
+        return {}
+    return rows[-1] if rows else {}
+
+
+def wait(argv: Sequence[str]) -> int:
+    """Stays until every run of a study has ended; the exit code is 0 if all are done."""
+    flags = _parser("wait").parse_args(argv)
+    with _opened(flags) as control:
+        if isinstance(control.launcher, Slurm):
+            return control.wait(by_person=False)
+        while any(control.plan().states[cell.digest] == "running" for cell in control.plan().cells):
+            time.sleep(LIVE_SECONDS)
+        return control.report(control.plan())
+
+
+def logs(argv: Sequence[str]) -> int:
+    """Prints the end of what a run has said: its own log, its error, and the screen of its last process."""
+    parser = _parser("logs")
+    parser.add_argument("--lines", "-n", type=int, default=LOG_LINES)
+    flags = parser.parse_args(argv)
+    console = plain_console()
+    directory = _run(flags.name, Path(flags.results_dir))
+    digest = directory.name.rpartition("-")[2]
+    screens = [path for study in sorted(Path(flags.results_dir).glob("*/study.yaml")) for path in logs_of(study.parent, digest)]
+    for path in [directory / "log.txt", directory / "error.txt", *screens[-1:]]:
+        if path.is_file():
+            console.print(f"== {path}")
+            console.print("\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-flags.lines :]))
+    return 0
+
+
+def _run(name: str, results_dir: Path) -> Path:
+    """A run by its path, its name, or the start of its hash."""
+    if (Path(name) / "status.json").is_file():
+        return Path(name)
+    names = sorted(path.name for path in (results_dir / "runs").glob("*/"))
+    found = [other for other in names if other == name or other.rpartition("-")[2].startswith(name)]
+    if len(found) == 1:
+        return results_dir / "runs" / found[0]
+    several = (
+        f"is the start of several: {', '.join(found)}" if found else f"no such run in {results_dir / 'runs'}{did_you_mean(name, names)}"
+    )
+    raise ConfigError.at(name, several)
+
+
+def cancel(argv: Sequence[str]) -> int:
+    """Takes what waits out of the queue and asks what runs to save and stop. The same sweep command goes on with it later."""
+    flags = _parser("cancel").parse_args(argv)
+    with _opened(flags) as control:
+        console = plain_console()
+        queued = dict(control.queued())
+        slurm.cancel(list(queued.values()))
+        stopped = 0
+        for cell in control.plan().cells:
+            owner = owner_of(cell.directory / "claim")
+            if owner is not None and cell.digest not in queued and owner.get("host") == os.uname().nodename:
+                os.kill(int(owner["pid"]), signal.SIGTERM)
+                stopped += 1
+        console.print(f"{len(queued)} jobs cancelled, {stopped} runs on this machine asked to stop")
+        return 0
+
+
+def retry(argv: Sequence[str]) -> int:
+    """Runs again what has no result, by the class of its end; a failed run has one, and is left."""
+    parser = _parser("retry")
+    parser.add_argument("--failed", choices=FAILED, default="all", help="only runs that ended so (all)")
+    flags = parser.parse_args(argv)
+    with _opened(flags) as control:
+        console = plain_console()
+        chosen = []
+        for cell in control.plan().unfinished():
+            kind = class_of(cell.directory, control.study_dir, cell.digest)
+            if flags.failed == "all" or kind == flags.failed:
+                chosen.append(cell)
+                if kind:
+                    console.print(f"{cell.directory.name}  {last_words(cell.directory, control.study_dir, cell.digest)}")
+        if not chosen:
+            console.print(f"nothing to retry{f' of class {flags.failed}' if flags.failed != 'all' else ''}")
+            return 0
+        return control.go(by_person=True, wait=False, only={cell.digest for cell in chosen})
+
+
+@contextmanager
+def _opened(flags: argparse.Namespace) -> Iterator[Control]:
+    place = Path(flags.name)
+    if not (place / "study.yaml").is_file():
+        place = Path(flags.results_dir).expanduser() / flags.name
+    if not (place / "study.yaml").is_file():
+        known = sorted(path.parent.name for path in Path(flags.results_dir).expanduser().glob("*/study.yaml"))
+        message = f"no such study in {flags.results_dir}; there {'are' if known else 'is'} {', '.join(known) or 'none'}"
+        raise ConfigError.at(flags.name, f"{message}{did_you_mean(flags.name, known)}")
+    with opened(place.absolute()) as control:
+        yield control
