@@ -53,7 +53,7 @@ class Composer:
     def __init__(self, config_name: str = "config", config_dir: str | None = None) -> None:
         self._request = Request([], config_name, config_dir)
         self._stack = ExitStack()
-        self._normal: dict[str, str | Problem] = {}
+        self._normal: dict[str, tuple[str, Override] | Problem] = {}
         self._raw: dict[tuple[str, ...], Values] = {}
         self._structures: dict[tuple[Any, ...], Values] = {}
         self._parsed: dict[tuple[Any, ...], Config | ConfigError] = {}
@@ -121,9 +121,9 @@ class Composer:
         values: list[tuple[str, Any]] = []
         seeds: list[tuple[str, Any]] = []
         for text in overrides:
-            normal = self._normal[text]
-            assert isinstance(normal, str)
-            override = self._parser.parse_override(normal)
+            found = self._normal[text]
+            assert not isinstance(found, Problem)
+            normal, override = found
             key = override.key_or_group
             if _is_value(override, self._groups):
                 (seeds if key in SEEDS else values).append((key, override.value()))
@@ -146,7 +146,8 @@ class Composer:
         for text in overrides:
             if text not in self._normal:
                 cleaned = normalise(Request([text], self._request.config_name, self._request.config_dir), self._loader)
-                self._normal[text] = cleaned.problems[0] if cleaned.problems else cleaned.overrides[0]
+                normal = cleaned.overrides[0] if cleaned.overrides else ""
+                self._normal[text] = cleaned.problems[0] if cleaned.problems else (normal, self._parser.parse_override(normal))
             found = self._normal[text]
             if isinstance(found, Problem):
                 problems.append(found)

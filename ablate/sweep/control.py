@@ -190,6 +190,7 @@ class Control:
             "code": code.name,
             "baseline": plan.arms.baseline,
             "to_run": todo,
+            "blocks": plan.study.blocks,
             "later": plan.later,
             "arms": [
                 {"name": arm.name, "overrides": list(arm.overrides), "levels": arm.levels, **plan.costs[arm.name]._asdict()}
@@ -199,11 +200,12 @@ class Control:
             "cells": [
                 {
                     "hash": cell.digest,
-                    "run": cell.directory.name,
+                    "directory": str(cell.directory),
                     "arm": cell.arm,
                     "stage": cell.stage,
                     "lr": cell.rate,
                     "seed": cell.seed,
+                    "steps": cell.cfg.steps,
                     "overrides": list(cell.overrides),
                 }
                 for cell in plan.cells
@@ -304,7 +306,10 @@ class Control:
             if line != said:
                 self._say(f"{time.strftime('%H:%M:%S')} {line}")
                 said = line
-            busy = any(shown_state(plan, cell, queued) in ("queued", "starting", "running", "held") for cell in plan.cells)
+            busy = any(
+                shown_state(plan.states[cell.digest], queued.get(cell.digest)) in ("queued", "starting", "running", "held")
+                for cell in plan.cells
+            )
             if not busy and slurm.NEXT not in queued:
                 before = len(slurm.batches(self.study_dir))
                 if not plan.complete and isinstance(self.launcher, Slurm):

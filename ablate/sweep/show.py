@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ablate.matching import match_line
 from ablate.sweep.outlook import Noise, Power
-from ablate.sweep.plan import ENDED, Cell, Plan
+from ablate.sweep.plan import ENDED, Plan
 from ablate.sweep.slurm import Queued
 
 MOST_DROPPED = 12
@@ -42,32 +42,31 @@ def arms_table(plan: Plan, queued: Mapping[str, Queued]) -> Table:
         rate = "" if not cells else f"{cells[-1].rate:g}"
         if tuned is not None:
             rate = f"{tuned.best:g}{' (edge)' if tuned.edge else ''}" if tuned.best is not None else f"tuning {len(tuned.rates)}"
-        counts = Counter(shown_state(plan, cell, queued) for cell in cells)
+        counts = Counter(shown_state(plan.states[cell.digest], queued.get(cell.digest)) for cell in cells)
         name = f"{arm.name} (reference)" if arm.name == plan.arms.baseline and arm.name != "baseline" else arm.name
         states = ", ".join(f"{number} {state}" for state, number in counts.items()) or "the same as another arm"
         table.add_row(name, f"{cost.parameters:,}", f"{cost.flops:.2e}", rate, states)
     return table
 
 
-def shown_state(plan: Plan, cell: Cell, queued: Mapping[str, Queued]) -> str:
+def shown_state(state: str, place: Queued | None) -> str:
     """The state of the directory, and of the queue where the directory does not say more."""
-    state = plan.states[cell.digest]
-    if cell.digest not in queued or state in (*ENDED, "running"):
+    if place is None or state in (*ENDED, "running"):
         return state
-    place = queued[cell.digest]
     return "held" if place.held else "queued" if place.state == "PENDING" else "starting"
 
 
 def totals(plan: Plan, queued: Mapping[str, Queued]) -> str:
-    counts = Counter(shown_state(plan, cell, queued) for cell in plan.cells)
-    runs = ", ".join(f"{number} {state}" for state, number in counts.most_common())
-    blocks = len(plan.study.blocks)
-    text = f"{len(plan.cells)} runs ({runs or 'none'}) of {len(plan.arms.arms)} arms on {blocks} block{'s' if blocks > 1 else ''}"
-    if plan.duplicates:
-        text += f"; {len(plan.duplicates)} cells are duplicates of others"
-    if plan.later:
-        text += f"; {plan.later} more follow once the learning rates are known"
-    return text
+    """The runs of a plan by their states."""
+    states = [shown_state(plan.states[cell.digest], queued.get(cell.digest)) for cell in plan.cells]
+    text = sum_of_states(states, len(plan.arms.arms), len(plan.study.blocks), plan.later)
+    return f"{text}; {len(plan.duplicates)} cells are duplicates of others" if plan.duplicates else text
+
+
+def sum_of_states(states: Sequence[str], arms: int, blocks: int, later: int) -> str:
+    runs = ", ".join(f"{number} {state}" for state, number in Counter(states).most_common())
+    text = f"{len(states)} runs ({runs or 'none'}) of {arms} arms on {blocks} block{'s' if blocks > 1 else ''}"
+    return f"{text}; {later} more follow once the learning rates are known" if later else text
 
 
 def _dropped(plan: Plan) -> list[str]:

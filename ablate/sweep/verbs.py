@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -20,17 +20,20 @@ from ablate.errors import ConfigError, did_you_mean
 from ablate.files import metric_rows, read_object
 from ablate.runs import read_status
 from ablate.sweep import slurm
+from ablate.sweep.board import Board, Entry, find_study, read_board
 from ablate.sweep.control import Control, opened
 from ablate.sweep.errors import class_of, last_words, logs_of
 from ablate.sweep.launchers import Slurm
-from ablate.sweep.plan import Cell, Plan
-from ablate.sweep.show import shown_state, totals
+from ablate.sweep.plan import ENDED
+from ablate.sweep.show import shown_state, sum_of_states
 from ablate.train.launch import plain_console
 
 FAILED = ("oom", "crash", "node", "all")
 LIVE_SECONDS = 5.0
 TAIL_BYTES = 65536
 LOG_LINES = 40
+MOST_ROWS = 40
+"""Of a table with runs that are done."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,64 +51,71 @@ def _parser(verb: str) -> _Parser:
 
 
 def status(argv: Sequence[str]) -> int:
-    """Prints the runs of a study; on a terminal with --live, again and again until it ends."""
+    """Prints the runs of a study; with --live again and again until nothing is left to do."""
     parser = _parser("status")
     parser.add_argument("--live", action="store_true", help=f"again every {LIVE_SECONDS:.0f} seconds")
     parser.add_argument("--all", action="store_true", help="runs that are done too, however many")
     flags = parser.parse_args(argv)
-    with _opened(flags) as control:
-        if not flags.live:
-            plan = control.plan()
-            control.say_all(_status_lines(control, plan, flags.all))
-            return 0
-        console = Console()
-        with Live(console=console, auto_refresh=False, screen=False) as live:
-            while True:
-                plan = control.plan()
-                *_, table, line = _status_lines(control, plan, flags.all)
-                table.caption = str(line)
-                live.update(table, refresh=True)
-                if plan.complete:
-                    return 0
-                time.sleep(LIVE_SECONDS)
+    study_dir = find_study(flags.name, flags.results_dir)
+    if not flags.live:
+        plain_console().print(_view(read_board(study_dir), flags.all)[0])
+        return 0
+    with Live(console=Console(), auto_refresh=False) as live:
+        while True:
+            view, left = _view(read_board(study_dir), flags.all)
+            live.update(view, refresh=True)
+            if not left:
+                return 0
+            time.sleep(LIVE_SECONDS)
 
 
-def _status_lines(control: Control, plan: Plan, all_runs: bool) -> list[Any]:
-    """What Slurm does not say, a table of runs, and the totals. One call of squeue."""
-    warning, queued = [], {}
-    try:
-        queued = dict(control.queued())
-    except slurm.SlurmError as error:
-        warning = [f"{error}; the queue is not known, the runs below are as their directories say"]
-    states = {cell.digest: shown_state(plan, cell, queued) for cell in plan.cells}
-    shown = [cell for cell in plan.cells if all_runs or len(plan.cells) <= 40 or states[cell.digest] != "done"]
+def _view(board: Board, all_runs: bool) -> tuple[Group, bool]:
+    """What Slurm does not say, a table of runs, and the totals, with one call of squeue; and whether anything is left to do."""
+    queued, lines = queue_of(board)
+    directories = board.states()
+    states = {digest: shown_state(state, queued.get(digest)) for digest, state in directories.items()}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "state", "progress", "loss", "tokens/s", "beat", "slurm", "error"):
+    for name in ("arm", "lr", "seed", "run", "state", "progress", "loss", "tokens/s", "beat", "slurm", "error"):
         table.add_column(name, justify="right" if name in ("progress", "loss", "tokens/s", "beat") else "left", overflow="fold")
-    for cell in shown:
-        table.add_row(*_row(control, cell, states[cell.digest], queued.get(cell.digest)))
-    return [*warning, table, totals(plan, queued)]
+    for entry in board.entries:
+        if all_runs or len(board.entries) <= MOST_ROWS or states[entry.digest] != "done":
+            table.add_row(*_row(board, entry, states[entry.digest], queued.get(entry.digest)))
+    total = sum_of_states(list(states.values()), board.num_arms, board.num_blocks, board.later)
+    left = board.later > 0 or any(state not in ENDED for state in directories.values())
+    return Group(*lines, table, total), left
 
 
-def _row(control: Control, cell: Cell, state: str, place: slurm.Queued | None) -> list[str]:
-    last = _last_metrics(cell.directory)
+def queue_of(board: Board) -> tuple[dict[str, slurm.Queued], list[str]]:
+    """The queue as Slurm tells it, and a warning where it does not."""
+    if not isinstance(board.launcher, Slurm):
+        return {}, []
+    try:
+        return slurm.queue(board.study_dir), []
+    except slurm.SlurmError as error:
+        return {}, [f"{error}; the queue is not known, the states below are those of the directories"]
+
+
+def _row(board: Board, entry: Entry, state: str, place: slurm.Queued | None) -> list[str]:
+    last = _last_metrics(entry.directory)
     step, loss, speed = last.get("step", 0), last.get("loss"), last.get("tokens_per_second")
-    result = read_object(cell.directory / "summary.json").get("eval_loss") if state == "done" else None
+    result = read_object(entry.directory / "summary.json").get("eval_loss") if state == "done" else None
     loss = loss if result is None else result
-    claim = cell.directory / "claim"
-    beat = f"{max(0.0, time.time() - claim.stat().st_mtime):.0f} s" if state == "running" and claim.exists() else ""
-    kind = class_of(cell.directory, control.study_dir, cell.digest)
-    status = read_status(cell.directory)
+    claim = entry.directory / "claim"
+    kind = class_of(entry.directory, board.study_dir, entry.digest)
+    status = read_status(entry.directory)
     why = kind or (str(status.get("reason", "")) if state in ("failed", "stopped") else "")
-    where = f"{place.job} {place.state.lower()}{f' ({place.reason})' if place.reason not in ('None', '') else ''}" if place else ""
+    reason = f" ({place.reason})" if place and place.reason not in ("None", "") else ""
     return [
-        cell.directory.name,
+        entry.arm,
+        f"{entry.rate:g}",
+        str(entry.seed),
+        entry.digest[:8],
         state,
-        f"{min(step / cell.cfg.steps, 1):.0%}" if step else "",
+        f"{min(step / entry.steps, 1):.0%}" if step else "",
         f"{loss:.4f}" if isinstance(loss, int | float) else "",
         f"{speed:,.0f}" if isinstance(speed, int | float) and state == "running" else "",
-        beat,
-        where,
+        f"{max(0.0, time.time() - claim.stat().st_mtime):.0f} s" if state == "running" and claim.exists() else "",
+        f"{place.job} {place.state.lower()}{reason}" if place else "",
         why,
     ]
 
@@ -166,18 +176,17 @@ def _run(name: str, results_dir: Path) -> Path:
 def cancel(argv: Sequence[str]) -> int:
     """Takes what waits out of the queue and asks what runs to save and stop. The same sweep command goes on with it later."""
     flags = _parser("cancel").parse_args(argv)
-    with _opened(flags) as control:
-        console = plain_console()
-        queued = dict(control.queued())
-        slurm.cancel(list(queued.values()))
-        stopped = 0
-        for cell in control.plan().cells:
-            owner = owner_of(cell.directory / "claim")
-            if owner is not None and cell.digest not in queued and owner.get("host") == os.uname().nodename:
-                os.kill(int(owner["pid"]), signal.SIGTERM)
-                stopped += 1
-        console.print(f"{len(queued)} jobs cancelled, {stopped} runs on this machine asked to stop")
-        return 0
+    board = read_board(find_study(flags.name, flags.results_dir))
+    queued = slurm.queue(board.study_dir) if isinstance(board.launcher, Slurm) else {}
+    slurm.cancel(list(queued.values()))
+    stopped = 0
+    for entry in board.entries:
+        owner = owner_of(entry.directory / "claim")
+        if owner is not None and entry.digest not in queued and owner.get("host") == os.uname().nodename:
+            os.kill(int(owner["pid"]), signal.SIGTERM)
+            stopped += 1
+    plain_console().print(f"{len(queued)} jobs cancelled, {stopped} runs on this machine asked to stop")
+    return 0
 
 
 def retry(argv: Sequence[str]) -> int:
@@ -202,12 +211,5 @@ def retry(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _opened(flags: argparse.Namespace) -> Iterator[Control]:
-    place = Path(flags.name)
-    if not (place / "study.yaml").is_file():
-        place = Path(flags.results_dir).expanduser() / flags.name
-    if not (place / "study.yaml").is_file():
-        known = sorted(path.parent.name for path in Path(flags.results_dir).expanduser().glob("*/study.yaml"))
-        message = f"no such study in {flags.results_dir}; there {'are' if known else 'is'} {', '.join(known) or 'none'}"
-        raise ConfigError.at(flags.name, f"{message}{did_you_mean(flags.name, known)}")
-    with opened(place.absolute()) as control:
+    with opened(find_study(flags.name, flags.results_dir)) as control:
         yield control

@@ -21,10 +21,10 @@ from ablate.claim import STALE_SECONDS, owner_of
 from ablate.errors import ConfigError
 from ablate.files import read_object, read_yaml
 from ablate.runs import read_status
+from ablate.trackers.variants import DELAY
 
 COME_BACK = 75
 PARENT = "ABLATE_CONTROLLER_PID"
-TRACKER_DELAY = "ABLATE_TRACKER_DELAY_SECONDS"
 REQUEUE_SIGNAL = "SIGUSR2"
 """Slurm sends it ahead of a time limit, and of a preemption where it is set up so: the job asks to be queued again. After SIGTERM Slurm
 itself decides: it queues again what it preempted, and not what somebody cancelled."""
@@ -109,7 +109,7 @@ def _go_to(folder: str) -> None:
 def _spread_starts(study_dir: Path) -> None:
     """Hundreds of runs that begin together do not all knock on the W&B server in one second; training does not wait for it."""
     runs = int(read_object(study_dir / "plan.json").get("to_run", 1))
-    os.environ.setdefault(TRACKER_DELAY, f"{random.uniform(0, min(runs / MOST_STARTS_A_SECOND, LONGEST_DELAY_SECONDS)):.1f}")
+    os.environ.setdefault(DELAY, f"{random.uniform(0, min(runs / MOST_STARTS_A_SECOND, LONGEST_DELAY_SECONDS)):.1f}")
 
 
 def _is_owned(directory: Path) -> bool:

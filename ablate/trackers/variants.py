@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -26,6 +27,9 @@ ARCHITECTURE = (
 
 FINISH_SHARE = 0.75
 """Of finish_timeout_seconds, for the upload; the rest is for seeing the end of the run, the last rows and leaving."""
+
+DELAY = "ABLATE_TRACKER_DELAY_SECONDS"
+"""Set by a sweep, another for each run: hundreds that begin together do not all knock on the W&B server in one second."""
 
 INIT_SECONDS = 30.0
 """For an answer of the W&B server, unless WANDB_INIT_TIMEOUT says otherwise. W&B waits 90 s."""
@@ -149,6 +153,8 @@ class Wandb(Tracker):
         mode = self._choose_mode()
         if mode == "disabled":
             raise TrackerError("W&B is disabled by WANDB_MODE")
+        if mode == "online":
+            time.sleep(float(os.environ.get(DELAY, 0)))
         try:
             self._run = self._init(mode)
         except Exception as error:  # whatever W&B raises, the run has its offline copy

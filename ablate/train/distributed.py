@@ -204,7 +204,7 @@ def rows_at_once(cfg: Config, model: Transformer, world: World) -> int:
         return micro // pieces
     rows = cfg.train.batch_size // world.size
     allowed = ", ".join(str(size) for size in range(rows, 0, -1) if rows % size == 0)
-    message = f"{num} of {micro} sequences cannot be shared evenly by {world.size} processes ({'; '.join(cannot)}); allowed: {allowed}"
+    message = f"{num} times {micro} sequences cannot be shared evenly by {world.size} processes ({'; '.join(cannot)}); allowed: {allowed}"
     raise ConfigError.at("train.micro_batch_size", message)
 
 

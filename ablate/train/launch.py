@@ -32,6 +32,10 @@ SUCCESS, FAILURE, COME_BACK = 0, 1, 75
 """Exit codes: done; failed or crashed; stopped, or owned by another process (EX_TEMPFAIL: the same command goes on later)."""
 
 
+PIPE_WIDTH = 160
+"""Characters of a table that goes to a file or another program."""
+
+
 def launch(cfg: Config, overrides: list[str], config_dir: str | None = None, directory: Path | None = None) -> int:
     """Trains the run of a config unless it is done, and prints its result. Returns the exit code, the same in all its processes.
 
@@ -110,7 +114,10 @@ def train(cfg: Config, data: Dataset, identity: Mapping[str, Any], directory: Pa
 
 def plain_console(quiet: bool = False) -> Console:
     """A console that prints what it is given: brackets in a path or an override are no markup."""
-    return Screen(soft_wrap=True, highlight=False, markup=False, emoji=False, quiet=quiet, force_terminal=False if quiet else None)
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
+    return Screen(
+        width=width, soft_wrap=True, highlight=False, markup=False, emoji=False, quiet=quiet, force_terminal=False if quiet else None
+    )
 
 
 class Screen(Console):
