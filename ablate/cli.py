@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from ablate.errors import ConfigError, did_you_mean
+from ablate.errors import ConfigError, NotNow, did_you_mean
+from ablate.flags import flag_words, split_flags
 
 VERBS = {
     "bench": ("ablate.bench", "steps of two configs in one process; our loop against a bare one; the peak of matrix products"),
@@ -24,7 +26,10 @@ VERBS = {
 }
 """verb -> the module whose function of the same name takes the rest of argv and gives the exit code; and what it does."""
 
-BAD_INPUT = 2
+WITHOUT_FLAGS = ("count", "sync")
+"""Verbs that take overrides alone; the others answer --help themselves."""
+
+BAD_INPUT, TEMPORARY = 2, 75
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"ablate: {error}", file=sys.stderr)
         return BAD_INPUT
+    except NotNow as error:
+        print(f"ablate: {error}", file=sys.stderr)
+        return TEMPORARY
     except KeyboardInterrupt:
         print("ablate: interrupted", file=sys.stderr)
         return 130
@@ -50,21 +58,31 @@ def run_verb(verb: str, rest: list[str]) -> int:
         message = f"no such verb; allowed: {', '.join(VERBS)}, or overrides such as norm=layernorm{did_you_mean(verb, VERBS)}"
         raise ConfigError.at(verb, message)
     end_with_the_pipe()
-    module, _ = VERBS[verb]
-    code: int = getattr(importlib.import_module(module), verb)(rest)
+    module, what = VERBS[verb]
+    carry_out = getattr(importlib.import_module(module), verb)
+    if verb in WITHOUT_FLAGS and {"-h", "--help"} & set(rest):
+        print(f"ablate {verb}: {what}\n\n{inspect.cleandoc(carry_out.__doc__)}")
+        return 0
+    code: int = carry_out(rest)
     return code
 
 
 def hydra_or_train(arguments: list[str]) -> int:
     """Trains; Hydra itself answers what its flags ask (--help, --cfg, --info, --shell-completion)."""
     flags, overrides = split_flags(arguments)
-    if flags.multirun or any(text.startswith("sweep=") for text in overrides):
-        return sweep(flags, arguments, overrides)
     from ablate.composition import Request, normalise_request, parse_request
     from ablate.matching import solved_overrides
+    from ablate.sweep.typed import without_sweep
 
+    words = [text for text in overrides if "=" not in text and not text.startswith("~")]
+    if flags.help and words:
+        raise ConfigError.at(words[0], "is no override: --help lists all axes and their variants; conf/AXIS/VARIANT.yaml has the options")
     if flags.help or flags.hydra_help or flags.version or flags.shell_completion:
         return ask_hydra(arguments)
+    if flags.multirun or any(text.lstrip("+").startswith("sweep=") for text in overrides):
+        return sweep(flags, arguments, overrides)
+    if problems := list(without_sweep(overrides)):
+        raise ConfigError(problems)
     asked = bool(flags.cfg) or flags.info is not None
     request = Request(overrides, flags.config_name, flags.config_dir, of_hydra=asked)
     if asked:
@@ -76,65 +94,30 @@ def hydra_or_train(arguments: list[str]) -> int:
     return launch(cfg, overrides, flags.config_dir)
 
 
-SWEEP_KEYS = ("sweep", "study", "dry_run", "yes", "wait", "measure", "ask_above_hours")
-"""Keys of hydra.sweeper that are typed bare."""
-
-
 def sweep(flags: argparse.Namespace, arguments: list[str], overrides: list[str]) -> int:
     """A grid or a study, by way of Hydra's multirun and our sweeper."""
-    from ablate.composition import Request, normalise_request
-    from ablate.sweep.launchers import OURS, not_ours
+    from ablate.sweep.typed import arguments_of_sweep
 
-    asked = {key: text for text in overrides for key in SWEEP_KEYS if text.lstrip("+").startswith(f"{key}=")}
-    launcher = next((text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("hydra/launcher=")), "local")
-    if launcher not in OURS:
-        raise not_ours(launcher)
-    rest = [text for text in overrides if text not in asked.values()]
-    request = normalise_request(Request(rest, flags.config_name, flags.config_dir, multirun=True, of_hydra=True))
-    if request.problems:
-        raise ConfigError(request.problems)
+    if flags.cfg or flags.info is not None:
+        flag = "--cfg" if flags.cfg else "--info"
+        raise ConfigError.at(flag, "shows one config, of a command without -m; the plan of a sweep is shown by dry_run=true")
     kept = [word for word in flag_words(arguments) if word not in ("-m", "--multirun")]
-    return ask_hydra([*kept, "--multirun", *(f"hydra.sweeper.{text.lstrip('+')}" for text in asked.values()), *request.overrides])
-
-
-def split_flags(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Hydra's flags, and the overrides between them."""
-    parser = argparse.ArgumentParser(prog="ablate", add_help=False, allow_abbrev=False, exit_on_error=False)
-    for names in (["--help", "-h"], ["--hydra-help"], ["--version"], ["--shell-completion", "-sc"], ["--resolve"], ["--run", "-r"]):
-        parser.add_argument(*names, action="store_true")
-    parser.add_argument("--multirun", "-m", action="store_true")
-    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
-    parser.add_argument(
-        "--info", "-i", nargs="?", const="all", choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
-    )
-    parser.add_argument("--package", "-p")
-    parser.add_argument("--config-name", "-cn", default="config")
-    parser.add_argument("--config-dir", "-cd")
-    try:
-        flags, rest = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ConfigError.at(str(error.argument_name), error.message) from None
-    unknown = [word for word in rest if word.startswith("-")]
-    if unknown and not flags.shell_completion:
-        known = [option for action in parser._actions for option in action.option_strings]
-        raise ConfigError.at(unknown[0], f"no such flag; allowed: {', '.join(known)}{did_you_mean(unknown[0], known)}")
-    return flags, rest
-
-
-def flag_words(arguments: list[str]) -> list[str]:
-    """The command line less its overrides."""
-    overrides = set(split_flags(arguments)[1])
-    return [word for word in arguments if word not in overrides]
+    return call_hydra([*kept, "--multirun", *arguments_of_sweep(overrides, flags.config_name, flags.config_dir)])
 
 
 def ask_hydra(arguments: list[str]) -> int:
-    """Hydra's own answers. `python -m ablate` and the console script are the same to it."""
+    """Hydra's own answers."""
+    end_with_the_pipe()
+    return call_hydra(arguments)
+
+
+def call_hydra(arguments: list[str]) -> int:
+    """`python -m ablate` and the console script are the same to it."""
     import hydra
 
     from ablate.composition import HYDRA_VERSION_BASE
     from ablate.shipped import conf_dir
 
-    end_with_the_pipe()
     sys.argv = ["ablate", *arguments]
     hydra.main(config_path=str(conf_dir()), config_name="config", **HYDRA_VERSION_BASE)(lambda cfg: None)()
     return 0

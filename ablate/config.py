@@ -30,7 +30,7 @@ from ablate.model.placement import PLACEMENT
 from ablate.model.position import POSITION
 from ablate.model.residual import RESIDUAL
 from ablate.model.transformer import Transformer
-from ablate.registry import Count, LimitOrNone, Options, Positive, Registry, Section, Share
+from ablate.registry import Count, Limit, LimitOrNone, Options, Registry, Section, Share
 from ablate.trackers import TRACKER
 from ablate.train.loss import LOSS
 from ablate.train.optim import OPTIM
@@ -89,7 +89,7 @@ class TrainConfig(Section):
     tokens: Count
     batch_size: Count  # sequences in one step
     micro_batch_size: Count
-    grad_clip: Positive
+    grad_clip: Limit
     collapse_after: Share
 
 
@@ -105,7 +105,7 @@ class ProbesConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every_seconds: Positive
+    every_seconds: Limit
     keep_final: bool
 
 

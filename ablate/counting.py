@@ -6,6 +6,7 @@ from rich.table import Table
 
 from ablate.composition import compose
 from ablate.config import Config, meta_model
+from ablate.flags import split_flags
 from ablate.matching import match_line
 from ablate.model.attention import Attention
 from ablate.model.count import count as count_model
@@ -17,8 +18,12 @@ KIND_OF_PART = {"attention": Attention, "feed-forward": FeedForward}
 
 
 def count(overrides: list[str]) -> int:
-    """Prints parameters, FLOPs a token and cache bytes a token of a config."""
-    cfg = compose(overrides)
+    """Prints parameters, FLOPs a token and cache bytes a token of a config.
+
+    Takes overrides as training does, and --config-dir: ablate count arch=gemma2 scale=124m
+    """
+    flags, rest = split_flags(overrides)
+    cfg = compose(rest, config_name=flags.config_name, config_dir=flags.config_dir)
     console = plain_console()
     console.print(count_table(cfg))
     if line := match_line(cfg):

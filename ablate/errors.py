@@ -35,6 +35,10 @@ class ConfigError(Exception):
         return "\n".join([f"{count} problem{'s' if count > 1 else ''} with what was asked:", *lines])
 
 
+class NotNow(Exception):
+    """Something outside that does not answer for now. The command line prints it and exits with code 75: the same command later goes on."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'rmsnorm'?` when a known word is near, else nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

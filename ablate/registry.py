@@ -58,9 +58,11 @@ def _not_nan(value: float) -> float:
 
 
 Number = Annotated[float, BeforeValidator(_yaml_number), AfterValidator(_not_nan)]
-Positive = Annotated[Number, Field(gt=0)]
-"""A float above 0; `.inf` is allowed and means "no limit" where an option says so."""
-NonNegative = Annotated[Number, Field(ge=0)]
+Positive = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
+"""A finite float above 0."""
+Limit = Annotated[Number, Field(gt=0)]
+"""A float above 0, or `.inf` for no limit."""
+NonNegative = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 """A float in [0, 1]."""
 PositiveShare = Annotated[Number, Field(gt=0, le=1)]

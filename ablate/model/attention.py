@@ -16,7 +16,7 @@ from ablate.model.norm import NORM, NoNorm
 from ablate.model.placement import MakeNorm
 from ablate.model.position import Position
 from ablate.model.qk_norm import QK_NORM
-from ablate.registry import Count, LimitOrNone, Options, Positive, Registry, Section, Size, sized
+from ablate.registry import Count, Limit, LimitOrNone, Options, Positive, Registry, Section, Size, sized
 
 AnyNorm = Annotated[Options, NORM]
 AnyQKNorm = Annotated[Options, QK_NORM]
@@ -35,7 +35,7 @@ class Reading(TypedDict):
 
     out_bias: bool
     scale: Positive | None  # of scores; null: 1 / sqrt(head width)
-    soft_cap: Positive
+    soft_cap: Limit
     sink: Literal["none", "learned", "zero"]
     window: LimitOrNone
     chunk: LimitOrNone
@@ -52,7 +52,7 @@ class Projecting(Reading):
     k_eq_v: bool
     qk_norm: AnyQKNorm
     v_norm: AnyNorm
-    clip: Positive
+    clip: Limit
 
 
 class Attention(nn.Module):

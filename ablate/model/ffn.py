@@ -16,7 +16,7 @@ from typing_extensions import TypedDict, Unpack
 
 from ablate.errors import ConfigError
 from ablate.model.linear import Linear
-from ablate.registry import Count, NonNegative, Positive, Ratio, Registry
+from ablate.registry import Count, Limit, NonNegative, Positive, Ratio, Registry
 
 MakeNorm = Callable[[int], nn.Module]
 """Width -> a norm of the chosen kind."""
@@ -282,7 +282,7 @@ class SwiGLUClamped(Gated):
         dim: int,
         matrix: MakeMatrix = Linear,
         *,
-        limit: Positive,
+        limit: Limit,
         alpha: Positive,
         up_offset: NonNegative,
         **common: Unpack[GatedOptions],

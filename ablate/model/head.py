@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from ablate.errors import ConfigError
 from ablate.model.linear import Linear
 from ablate.model.norm import NORM
-from ablate.registry import Options, Positive, Registry
+from ablate.registry import Limit, Options, Positive, Registry
 
 AnyNorm = Annotated[Options, NORM]
 
@@ -48,7 +48,7 @@ class Scoring(TypedDict):
     """Options of every head."""
 
     scale: Positive | Literal["inverse_sqrt_width"]
-    soft_cap: Positive
+    soft_cap: Limit
     bias: bool
     normalise: bool
     transform: Annotated[Options, TRANSFORM]

@@ -6,41 +6,55 @@ import hashlib
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
+from pydantic import BeforeValidator, Field, ValidationError
 from rich.console import Console
 
 from ablate.composition import Request, group_options
 from ablate.errors import ConfigError, Problem
+from ablate.registry import Section
 from ablate.sweep.control import Control, Told
 from ablate.sweep.launchers import launcher_of
 from ablate.sweep.study import OF_ALL_RUNS, Study, as_text, load_study, over, parse_study, place_of
 from ablate.train.launch import plain_console
 
+Word = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
+"""study=2024 is a name too."""
+
 COMMON = OF_ALL_RUNS | {"results_dir"}
 """Keys that hold for all runs of a sweep and move no number."""
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Section):
     """What Hydra composed of a command line."""
 
     overrides: list[str]  # of the task: keys and choices, some with several values
     launcher: dict[str, Any]
     config_name: str
     config_dir: str | None
-    sweep: str | None
-    study: str | None
+    sweep: Word | None
+    study: Word | None
     dry_run: bool
     yes: bool
     wait: bool
     measure: bool
-    ask_above_hours: float
+    ask_above_hours: Annotated[float, Field(ge=0)]
+
+
+def asked_of(values: Mapping[str, Any]) -> Asked:
+    """Typed, so that yes=no is no yes; raises ConfigError with every problem."""
+    try:
+        return Asked.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(
+            Problem(str(detail["loc"][0]), f"{detail['msg'].replace('Input should', 'must')}, got {detail['input']!r}")
+            for detail in error.errors()
+        ) from None
 
 
 def sweep(asked: Asked) -> int:
@@ -76,6 +90,10 @@ def _parted(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     common = [text for text in overrides if place_of(text).partition(".")[0] in COMMON]
     if any(place_of(text) == "rerun" for text in overrides):
         raise ConfigError.at("rerun", "is for a single run; of a study, `python -m ablate retry STUDY` runs again what crashed")
+    several = [text for text in common if OverridesParser.create().parse_override(text).is_sweep_override()]
+    if several:
+        message = "are several values, and it holds for all runs of a sweep: one value"
+        raise ConfigError(Problem(place_of(text), f"{text.partition('=')[2]} {message}") for text in several)
     return common, [text for text in overrides if text not in common]
 
 

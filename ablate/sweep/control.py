@@ -80,7 +80,7 @@ class Control:
 
     def _common(self) -> list[str]:
         """Overrides of every run; where results go does not depend on where a worker stands."""
-        own = [text for text in self.told.common if not text.startswith("results_dir=")]
+        own = [text for text in self.told.common if not text.startswith(("results_dir=", "progress="))]
         place = next((text.partition("=")[2] for text in self.told.common if text.startswith("results_dir=")), "results")
         return [*own, f"results_dir='{Path(self.told.cwd, Path(place.strip(chr(39))).expanduser())}'", "progress=false"]
 

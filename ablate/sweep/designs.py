@@ -6,6 +6,7 @@ of `refused`: arms that a person named must be possible, cells of a grid and ste
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, product
 from typing import Any
@@ -161,7 +162,10 @@ def _reduced(cell: Cell, axes: Mapping[str, Sequence[str]], why: Refused) -> Cel
 def _each_fits(axes: Mapping[str, Sequence[str]], cells: Sequence[Cell], dropped: Dropped, why: Refused) -> None:
     """A value that no possible cell has is a mistake, not a hole in the grid."""
     if not cells:
-        raise ConfigError(Problem("axes", f"no cell of the grid can be had: {reason}") for reason in {found: None for _, found in dropped})
+        reasons = dict.fromkeys(
+            re.sub(r" \(got [^)]*\)", "", found) for _, found in dropped
+        )  # an unknown key is one problem, not one a value
+        raise ConfigError(Problem("axes", f"no cell of the grid can be had: {reason}") for reason in reasons)
     problems = []
     for key, values in axes.items():
         for value in values:

@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ablate.matching import match_line
+from ablate.sweep.arms import Arm
 from ablate.sweep.outlook import Noise, Power
 from ablate.sweep.plan import ENDED, Plan
 from ablate.sweep.slurm import Queued
+from ablate.sweep.study import BASELINE
 
-MOST_DROPPED = 12
+MOST_DROPPED, LONGEST_BASELINE = 12, 60
 
 
 def show_plan(
@@ -43,10 +45,17 @@ def arms_table(plan: Plan, queued: Mapping[str, Queued]) -> Table:
         if tuned is not None:
             rate = f"{tuned.best:g}{' (edge)' if tuned.edge else ''}" if tuned.best is not None else f"tuning {len(tuned.rates)}"
         counts = Counter(shown_state(plan.states[cell.digest], queued.get(cell.digest)) for cell in cells)
-        name = f"{arm.name} (reference)" if arm.name == plan.arms.baseline and arm.name != "baseline" else arm.name
+        name = _named_baseline(arm) if arm.name == plan.arms.baseline else arm.name
         states = ", ".join(f"{number} {state}" for state, number in counts.items()) or "the same as another arm"
         table.add_row(name, f"{cost.parameters:,}", f"{cost.flops:.2e}", rate, states)
     return table
+
+
+def _named_baseline(arm: Arm) -> str:
+    """What the others are compared with; of a grid, its first values."""
+    what = " ".join(arm.overrides)
+    told = "reference" if arm.name != BASELINE else what if len(what) <= LONGEST_BASELINE else ""
+    return f"{arm.name} ({told})" if told else arm.name
 
 
 def shown_state(state: str, place: Queued | None) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ablate.errors import ConfigError
+from ablate.errors import ConfigError, NotNow
 from ablate.files import read_json, write_json
 from ablate.sweep.launchers import Slurm
 from ablate.sweep.worker import Job
@@ -30,7 +30,7 @@ NEXT = "next"
 """In the name of the job that goes on with a study."""
 
 
-class SlurmError(Exception):
+class SlurmError(NotNow):
     """A command of Slurm that failed, as when its controller is away: nothing is known, and nothing is lost."""
 
 

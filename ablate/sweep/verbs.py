@@ -40,7 +40,7 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong as everything here does."""
 
     def error(self, message: str) -> Any:
-        raise ConfigError.at(self.prog.rpartition(" ")[2], f"{message}; {self.format_usage().strip()}")
+        raise ConfigError.at(self.prog.rpartition(" ")[2], f"{message}; {chr(32).join(self.format_usage().split())}")
 
 
 def _parser(verb: str) -> _Parser:

@@ -9,7 +9,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from ablate.errors import ConfigError
+from ablate.errors import ConfigError, NotNow
 
 
 class AblateSweeper(Sweeper):
@@ -23,7 +23,7 @@ class AblateSweeper(Sweeper):
         self._config = config
 
     def sweep(self, arguments: list[str]) -> None:
-        from ablate.sweep.command import Asked, sweep
+        from ablate.sweep.command import asked_of, sweep
 
         assert self._config is not None
         hydra = self._config.hydra
@@ -31,15 +31,18 @@ class AblateSweeper(Sweeper):
         launcher = OmegaConf.to_container(hydra.launcher, resolve=True)
         assert isinstance(launcher, dict)
         own = paths.get("command-line")
-        asked = Asked(
-            overrides=list(arguments),
-            launcher={str(key): value for key, value in launcher.items()},
-            config_name=str(hydra.job.config_name),
-            config_dir=own,
+        values = {
+            "overrides": list(arguments),
+            "launcher": {str(key): value for key, value in launcher.items()},
+            "config_name": str(hydra.job.config_name),
+            "config_dir": own,
             **self._options,
-        )
+        }
         try:
-            sys.exit(sweep(asked))
+            sys.exit(sweep(asked_of(values)))
         except ConfigError as error:
             print(f"ablate: {error}", file=sys.stderr)
             sys.exit(2)
+        except NotNow as error:
+            print(f"ablate: {error}", file=sys.stderr)
+            sys.exit(75)

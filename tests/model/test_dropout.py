@@ -110,15 +110,15 @@ def test_the_same_generator_state_drops_the_same() -> None:
     assert LOSS.build(cfg.loss)(model.run(tokens_of(cfg)), targets_of(cfg))[0] != loss_of(cfg, model)
 
 
-def test_every_step_and_every_seed_drops_something_else() -> None:
-    seeds = [step_seed(seed, step) for seed in range(20) for step in range(50)]
+def test_every_micro_batch_step_and_seed_drops_something_else() -> None:
+    seeds = [step_seed(seed, step, place) for seed in range(20) for step in range(50) for place in range(4)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def test_the_seed_of_a_step_is_the_one_it_always_was() -> None:
     """sha256 of 'seed/step N', its first eight bytes, halved: `printf '3/step 7' | sha256sum` begins 2b33eb8cb7b83e89."""
-    assert step_seed(3, 7) == 0x2B33EB8CB7B83E89 >> 1
+    assert step_seed(3, 7, 0) == 0x2B33EB8CB7B83E89 >> 1
 
 
 # --- what cannot be
