@@ -21,6 +21,13 @@ def write_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_over(path: Path, text: str) -> None:
+    """In the room that the file has already; a kill in between leaves it broken."""
+    with path.open("r+", encoding="utf-8") as file:
+        file.write(text)
+        file.truncate()
+
+
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1) + "\n")
 

@@ -11,6 +11,7 @@ Everything is written to a temporary name and renamed, but for the two files tha
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -24,13 +25,15 @@ import yaml
 
 from ablate.claim import Claim, owner_of
 from ablate.config import AXES, Config
-from ablate.files import flat, read_json, read_metrics, read_object, read_yaml, write_json, write_text
+from ablate.files import flat, read_json, read_metrics, read_object, read_yaml, write_json, write_over, write_text
 from ablate.model.attention import limit
 from ablate.registry import Registry
 from ablate.shipped import conf_dir, shipped
 
 SCHEMA = 2
 """Raised when the same config would train differently: old runs then no longer count as done."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 State = Literal["running", "done", "failed", "stopped", "crashed"]
 MAX_SLUG = 60
@@ -157,7 +160,13 @@ class Run:
                 path.unlink()
 
     def set_state(self, state: State, **facts: Any) -> None:
-        write_json(self.directory / "status.json", {"state": state, "time": time.time(), **facts})
+        path, status = self.directory / "status.json", {"state": state, "time": time.time(), **facts}
+        try:
+            write_json(path, status)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not path.exists():
+                raise
+            write_over(path, json.dumps(status) + "\n")  # a run that ends for want of room must be able to say so
 
     def record_start(self, cfg: Config, identity: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         write_text(self.directory / "config.yaml", yaml.safe_dump(cfg.model_dump(), sort_keys=False))

@@ -35,11 +35,12 @@ def test_configs_are_measured_against_each_other(short: list[str], capsys: pytes
 def test_every_choice_of_a_group_is_measured_against_the_config_and_what_is_refused_is_named(
     short: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["bench", "--every", "residual", "--rounds", "1", "--seconds", "0", *short, "placement=post", "compile=true"]
+    command = ["bench", "--every", "placement", "--rounds", "1", "--seconds", "0", *short, "norm=none", "compile=true"]
     assert main(command) == 0
     rows = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if line.startswith("│")}
-    assert "refused" in rows["parallel"]
-    assert {"serial", "rezero"} <= set(rows)
+    assert all("refused" in row for name, row in rows.items() if name not in ("pre", "placement"))
+    assert "refused" not in rows["pre"]
+    assert {"post", "sandwich"} <= set(rows)
 
 
 def test_the_words_after_vs_belong_to_one_config_each() -> None:

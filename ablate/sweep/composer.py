@@ -29,6 +29,9 @@ PLAIN_AXES = frozenset({*ARCHITECTURE, "optim", "schedule"})
 
 SEEDS = ("seed", "init_seed", "data_seed")
 
+Normal = tuple[str, Override]
+"""An override as Hydra takes it, and what Hydra reads in it."""
+
 Values = dict[str, Any]
 """A composed config as plain values, its interpolations open."""
 
@@ -53,7 +56,7 @@ class Composer:
     def __init__(self, config_name: str = "config", config_dir: str | None = None) -> None:
         self._request = Request([], config_name, config_dir)
         self._stack = ExitStack()
-        self._normal: dict[str, tuple[str, Override] | Problem] = {}
+        self._normal: dict[str, Normal | Problem] = {}
         self._raw: dict[tuple[str, ...], Values] = {}
         self._structures: dict[tuple[Any, ...], Values] = {}
         self._parsed: dict[tuple[Any, ...], Config | ConfigError] = {}
@@ -78,10 +81,7 @@ class Composer:
                 self._configs[key] = self._config(key)
             except ConfigError as error:
                 self._configs[key] = error
-        found = self._configs[key]
-        if isinstance(found, ConfigError):
-            raise ConfigError(found.problems)
-        return found
+        return _or_raised(self._configs[key])
 
     def refused(self, overrides: Sequence[str]) -> str | None:
         """Why a combination cannot be had, or None."""
@@ -98,32 +98,38 @@ class Composer:
         return parse(matched(cfg, match_reference(cfg, list(overrides), self.config)).model_dump())
 
     def _unmatched(self, overrides: tuple[str, ...]) -> Config:
-        parts = self._parts(overrides)
+        """Problems of spelling come with those of values, as compose() gives them."""
+        normal, problems = self._checked(overrides)
+        try:
+            cfg = self._config_of(self._parts(normal))
+        except ConfigError as error:
+            raise ConfigError([*problems, *error.problems]) from None
+        if problems:
+            raise ConfigError(problems)
+        return cfg
+
+    def _config_of(self, parts: Parts) -> Config:
         structure = self._structure(parts.wide, parts.axes)
         shared = (parts.wide, parts.axes, repr(parts.values))
         if shared not in self._parsed:
-            values = deepcopy(structure)
             try:
-                for key, value in parts.values:
-                    set_value(values, key, value)
-                self._parsed[shared] = parse(OmegaConf.create(values))
+                self._parsed[shared] = _parsed(structure, parts.values)
             except ConfigError as error:
                 self._parsed[shared] = error
         found = self._parsed[shared]
-        if isinstance(found, ConfigError):
-            raise found
-        return found.model_copy(update=_seeds(structure, parts.seeds)) if parts.seeds else found
+        if not parts.seeds:
+            return _or_raised(found)
+        seeds = _seeds(structure, parts.seeds)
+        if seeds is None or isinstance(found, ConfigError):  # all problems at once, those of the seeds among them
+            return _parsed(structure, [*parts.values, *parts.seeds])
+        return found.model_copy(update=seeds)
 
-    def _parts(self, overrides: Sequence[str]) -> Parts:
-        self._check(overrides)
+    def _parts(self, overrides: Sequence[Normal]) -> Parts:
         wide: list[str] = []
         axes: dict[str, str] = {}
         values: list[tuple[str, Any]] = []
         seeds: list[tuple[str, Any]] = []
-        for text in overrides:
-            found = self._normal[text]
-            assert not isinstance(found, Problem)
-            normal, override = found
+        for normal, override in overrides:
             key = override.key_or_group
             if _is_value(override, self._groups):
                 (seeds if key in SEEDS else values).append((key, override.value()))
@@ -139,23 +145,25 @@ class Composer:
     def _groups(self) -> set[str]:
         return set(self._loader.list_groups(""))
 
-    def _check(self, overrides: Sequence[str]) -> None:
-        """Spelling, of each override once."""
-        problems = []
+    def _checked(self, overrides: Sequence[str]) -> tuple[list[Normal], list[Problem]]:
+        """The overrides as Hydra takes them, and what is misspelt; each override is looked at once."""
+        normal: list[Normal] = []
+        problems: list[Problem] = []
         keys: set[str] = set()
         for text in overrides:
             if text not in self._normal:
                 cleaned = normalise(Request([text], self._request.config_name, self._request.config_dir), self._loader)
-                normal = cleaned.overrides[0] if cleaned.overrides else ""
-                self._normal[text] = cleaned.problems[0] if cleaned.problems else (normal, self._parser.parse_override(normal))
+                spelled = cleaned.overrides[0] if cleaned.overrides else ""
+                self._normal[text] = cleaned.problems[0] if cleaned.problems else (spelled, self._parser.parse_override(spelled))
             found = self._normal[text]
             if isinstance(found, Problem):
                 problems.append(found)
             elif "=" in text and key_of(text) in keys:
                 problems.append(Problem(key_of(text), f"is set twice, by {text!r} for the second time"))
+            else:
+                normal.append(found)
             keys.add(key_of(text))
-        if problems:
-            raise ConfigError(problems)
+        return normal, problems
 
     def _structure(self, wide: tuple[str, ...], axes: tuple[tuple[str, str], ...]) -> Values:
         """What the groups give, interpolations still open."""
@@ -194,15 +202,23 @@ def set_value(values: Values, key: str, value: Any) -> None:
         values[last] = value
 
 
-def _seeds(structure: Values, chosen: Sequence[tuple[str, Any]]) -> dict[str, int]:
-    """The three seeds, checked: what is chosen, and what follows from it (init_seed: ${seed})."""
-    found = container(OmegaConf.create({name: structure[name] for name in SEEDS} | dict(chosen)))
-    problems = []
-    for name in SEEDS:
-        try:
-            TypeAdapter(Seed).validate_python(found[name], strict=True)
-        except ValidationError as error:
-            problems.append(Problem(name, f"{error.errors()[0]['msg'].replace('Input should', 'must')}, got {found[name]!r}"))
-    if problems:
-        raise ConfigError(problems)
+def _parsed(structure: Values, chosen: Sequence[tuple[str, Any]]) -> Config:
+    values = deepcopy(structure)
+    for key, value in chosen:
+        set_value(values, key, value)
+    return parse(OmegaConf.create(values))
+
+
+def _or_raised(found: Config | ConfigError) -> Config:
+    if isinstance(found, ConfigError):
+        raise ConfigError(found.problems)
     return found
+
+
+def _seeds(structure: Values, chosen: Sequence[tuple[str, Any]]) -> dict[str, int] | None:
+    """The three seeds: what is chosen, and what follows from it (init_seed: ${seed}); None where one is no seed."""
+    try:
+        found = container(OmegaConf.create({name: structure[name] for name in SEEDS} | dict(chosen)))
+        return {name: TypeAdapter(Seed).validate_python(found[name], strict=True) for name in SEEDS}
+    except (ConfigError, ValidationError):
+        return None

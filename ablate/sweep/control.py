@@ -27,7 +27,7 @@ from ablate.files import read_yaml, write_json, write_text
 from ablate.runs import canonical
 from ablate.sweep import slurm
 from ablate.sweep.composer import Composer
-from ablate.sweep.errors import last_words
+from ablate.sweep.errors import class_of, last_words
 from ablate.sweep.launchers import Launcher, Local, Slurm, launcher_of
 from ablate.sweep.local import Interrupted, Pool, here, slots
 from ablate.sweep.outlook import finished_runs, labels, measured_seconds, noise_of, power_of, seconds_at_hand
@@ -40,6 +40,8 @@ DONE, SOME_FAILED, COME_BACK, INTERRUPTED = 0, 1, 75, 130
 POLL_SECONDS = 10.0
 LOCK_SECONDS = 600.0
 """For another controller to finish submitting."""
+PATIENCE_SECONDS = 1800.0
+"""For Slurm to answer the job that goes on with a study."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,18 @@ class Told:
 class Control:
     """One controller of a study. A context: what is composed stays open."""
 
-    def __init__(self, told: Told, console: Console) -> None:
+    def __init__(self, told: Told, console: Console, config_dir: str | None = None) -> None:
+        """`config_dir`: where the folder of --config-dir lies now, if that is not where it was told to be."""
         self.told, self._console = told, console
+        self._config_dir = config_dir or told.config_dir
         self.hours: float | None = None
         self._stack = ExitStack()
         self.launcher: Launcher = launcher_of(told.launcher)
 
     def __enter__(self) -> Self:
         told = self.told
-        composer = self._stack.enter_context(Composer(told.config_name, told.config_dir))
-        self._planner = Planner(parse_study(told.study, told.name), composer, self._common(), self._say, told.config_dir)
+        composer = self._stack.enter_context(Composer(told.config_name, self._config_dir))
+        self._planner = Planner(parse_study(told.study, told.name), composer, self._common(), self._say, self._config_dir)
         first = self._planner.plan().cells[0].cfg
         self.results_dir = Path(first.results_dir).expanduser().absolute()
         self.study_dir = self.results_dir / told.name
@@ -112,7 +116,7 @@ class Control:
             for arm in plan.arms.arms
             if arm.name in firsts
         }
-        known = seconds_at_hand(plan, runs, identities)
+        known = seconds_at_hand(runs, identities)
         if measure:
             known = {name: measured_seconds(cell.cfg, self._planner.data(cell.cfg)) for name, cell in firsts.items()}
         self.hours = self._hours(plan, known)
@@ -159,14 +163,25 @@ class Control:
 
     def _record(self, plan: Plan, code: Path, todo: int) -> None:
         """The study, the manifest, and the config of every run, before anything is started."""
+        self._keep_earlier()
         write_text(self.study_dir / "study.yaml", yaml.safe_dump(asdict(self.told), sort_keys=False))
         folder = self.study_dir / "cells"
         folder.mkdir(exist_ok=True)
         for cell in plan.cells:
             path = folder / f"{cell.digest}.yaml"
-            if not path.exists():
+            if plan.states[cell.digest] not in ENDED or not path.exists():  # another tracker this time
                 write_text(path, yaml.dump(self._of_cell(cell), Dumper=yaml.CSafeDumper, sort_keys=False))
         write_json(self.study_dir / "plan.json", self._manifest(plan, code, todo))
+
+    def _keep_earlier(self) -> None:
+        """A study that is asked for otherwise than before was changed, perhaps after its results were seen: what it was stays on record."""
+        path = self.study_dir / "study.yaml"
+        before = read_yaml(path)
+        if before is None or before.get("study") == yaml.safe_load(yaml.safe_dump(self.told.study)):
+            return
+        kept = path.with_name(f"study-{time.strftime('%Y%m%d-%H%M%S')}.yaml")
+        path.rename(kept)
+        self._say(f"note: this study has changed since it was last asked for; {kept.name} is what it was")
 
     def _of_cell(self, cell: Cell) -> dict[str, Any]:
         config = cell.cfg.model_dump()
@@ -216,7 +231,7 @@ class Control:
         }
 
     def _snapshot(self) -> Path:
-        return snapshot(self.study_dir, self._imports, self.told.config_dir)
+        return snapshot(self.study_dir, self._imports, self._config_dir)
 
     # --- on this machine
 
@@ -271,12 +286,12 @@ class Control:
             code, plan, queued = self._snapshot(), self.plan(), self.queued()
             todo = self._missing(plan, queued, only)
             if not by_person:
-                todo = [cell for cell in todo if self._may_try_again(plan, cell)]
+                todo = [cell for cell in todo if self._may_try_again(cell)]
             self._record(plan, code, len(todo))
             jobs = slurm.submit(self.study_dir, code, [cell.digest for cell in todo], self.launcher) if todo else []
             submitted = self.queued() if jobs else queued
             waiting = [place.job.partition("_")[0] for digest, place in submitted.items() if digest != slurm.NEXT]
-            if self.launcher.follow and waiting and (jobs or slurm.NEXT not in queued):
+            if self.launcher.follow and waiting and (jobs or not slurm.will_follow(queued)):
                 slurm.follow(self.study_dir, code, sorted({*jobs, *waiting}), self.launcher, GoOn(str(self.study_dir)))
         left = len(todo) - sum(cell.digest in submitted for cell in todo)
         self._say(f"submitted {len(todo) - left} runs{f' as jobs {chr(44).join(jobs)}' if jobs else ''}" if todo else "nothing to submit")
@@ -285,10 +300,10 @@ class Control:
         self._say(f"python -m ablate status {self.told.name}")
         return DONE
 
-    def _may_try_again(self, plan: Plan, cell: Cell) -> bool:
-        """By itself a study goes on with what was lost, stopped or killed, some times; what raised an error waits for a person."""
+    def _may_try_again(self, cell: Cell) -> bool:
+        """By itself a study goes on with what was lost, stopped or killed, some times; an error or too little memory waits for a person."""
         assert isinstance(self.launcher, Slurm)
-        if plan.states[cell.digest] == "crashed":
+        if class_of(cell.directory, self.study_dir, cell.digest) in ("crash", "oom"):
             return False
         return sum(cell.digest in batch["cells"] for batch in slurm.batches(self.study_dir)) < self.launcher.attempts
 
@@ -352,7 +367,15 @@ class GoOn:
 
     def __call__(self) -> None:
         with opened(Path(self.study_dir)) as control:
-            control.go(by_person=False, wait=False)
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while True:
+                try:
+                    control.go(by_person=False, wait=False)
+                    return
+                except slurm.SlurmError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(POLL_SECONDS)
 
     def checkpoint(self) -> Any:
         from submitit.helpers import DelayedSubmission
@@ -370,9 +393,7 @@ def opened(study_dir: Path, console: Console | None = None) -> Iterator[Control]
         raise ConfigError.at(str(study_dir), "is no study: it has no study.yaml")
     told = Told(**values)
     own = Path(__file__).resolve().parents[2] / OWN_CONF  # beside the package, in a snapshot
-    if told.config_dir and own.is_dir():
-        told = Told(**{**values, "config_dir": str(own)})
     if Path(told.cwd).is_dir():
         os.chdir(told.cwd)
-    with Control(told, console or plain_console()) as control:
+    with Control(told, console or plain_console(), str(own) if told.config_dir and own.is_dir() else None) as control:
         yield control

@@ -162,15 +162,14 @@ def _reduced(cell: Cell, axes: Mapping[str, Sequence[str]], why: Refused) -> Cel
 def _each_fits(axes: Mapping[str, Sequence[str]], cells: Sequence[Cell], dropped: Dropped, why: Refused) -> None:
     """A value that no possible cell has is a mistake, not a hole in the grid."""
     if not cells:
-        reasons = dict.fromkeys(
-            re.sub(r" \(got [^)]*\)", "", found) for _, found in dropped
-        )  # an unknown key is one problem, not one a value
+        said = (re.sub(r" \(got [^)]*\)", "", reason) for _, reason in dropped)  # an unknown key is one problem, not one a value
+        reasons = dict.fromkeys(said)
         raise ConfigError(Problem("axes", f"no cell of the grid can be had: {reason}") for reason in reasons)
     problems = []
     for key, values in axes.items():
         for value in values:
             if not any(cell.get(key) == value for cell in cells):
-                reasons = dict.fromkeys(why(overrides) for overrides, _ in dropped if f"{key}={value}" in overrides)
-                problems.append(Problem(f"axes.{key}", f"{value} fits nowhere: {' / '.join(filter(None, reasons))}"))
+                refusals = dict.fromkeys(why(overrides) for overrides, _ in dropped if f"{key}={value}" in overrides)
+                problems.append(Problem(f"axes.{key}", f"{value} fits nowhere: {' / '.join(filter(None, refusals))}"))
     if problems:
         raise ConfigError(problems)

@@ -98,17 +98,16 @@ def power_of(plan: Plan, noise: Noise | None) -> Power:
     return Power(blocks, deviations, deviations * noise.deviation if noise and math.isfinite(deviations) else None)
 
 
-def seconds_at_hand(plan: Plan, runs: Iterable[Finished], identities: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def seconds_at_hand(runs: Iterable[Finished], identities: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """arm -> seconds of steps of one run, the median of finished runs that differ in seed and learning rate alone."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for run in runs:
         times[run.setting, _without_rate(run.arm)].append(run.seconds)
     found = {}
-    for arm in plan.arms.arms:
-        setting, name = labels(identities[arm.name])
-        seen = times.get((setting, _without_rate(name)))
-        if seen:
-            found[arm.name] = median(seen)
+    for arm, identity in identities.items():
+        setting, name = labels(identity)
+        if seen := times.get((setting, _without_rate(name))):
+            found[arm] = median(seen)
     return found
 
 

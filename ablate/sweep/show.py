@@ -115,7 +115,11 @@ def _cost(plan: Plan, hours: float | None) -> str:
         return total
     if hours is None:
         return f"{total}; hours: not known, no run of these arms is at hand (measure=true times a few steps of each)"
-    return f"{total}; about {hours:.2f} hours of one worker for the {len(todo)} runs"
+    return f"{total}; about {_duration(hours)} of one worker for the {len(todo)} runs"
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(60 * hours))} minutes"
 
 
 def _power(power: Power, noise: Noise | None) -> str:

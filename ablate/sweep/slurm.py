@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import getpass
 import re
+import shlex
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +88,11 @@ def queue(study_dir: Path) -> dict[str, Queued]:
     return found
 
 
+def will_follow(queued: Mapping[str, Queued]) -> bool:
+    """Whether a job waits to go on with the study. One that runs has looked already, or is the one that asks."""
+    return NEXT in queued and queued[NEXT].state == "PENDING"
+
+
 def limits(options: Slurm) -> tuple[int, int]:
     """The longest array, and how many jobs may still be queued."""
     config = call("scontrol", "show", "config")
@@ -115,11 +122,22 @@ def submit(study_dir: Path, code: Path, digests: Sequence[str], options: Slurm) 
 def _submit_batch(study_dir: Path, code: Path, digests: Sequence[str], options: Slurm) -> str:
     batch, path = _new_batch(study_dir, list(digests))
     executor = _executor(path.with_suffix(""), batch["name"], code, options, {})
-    with executor.batch():
+    with _submitting(), executor.batch():
         jobs = [executor.submit(Job(str(study_dir), digest)) for digest in digests]
     job = str(jobs[0].job_id).partition("_")[0]
     write_json(path, {**batch, "job": job})
     return job
+
+
+@contextmanager
+def _submitting() -> Iterator[None]:
+    """SlurmError where sbatch refuses, with what it said."""
+    from submitit.core.utils import FailedJobError
+
+    try:
+        yield
+    except FailedJobError as error:
+        raise SlurmError(f"sbatch: {' '.join(str(error).split())}") from None
 
 
 def _new_batch(study_dir: Path, digests: list[str]) -> tuple[dict[str, Any], Path]:
@@ -147,7 +165,9 @@ def follow(study_dir: Path, code: Path, jobs: Sequence[str], options: Slurm, job
     executor = _executor(path.with_suffix(""), batch["name"], code, options, changed)
     if jobs:
         executor.update_parameters(slurm_dependency=f"afterany:{':'.join(jobs)}")
-    write_json(path, {**batch, "job": str(executor.submit(job).job_id)})
+    with _submitting():
+        submitted = executor.submit(job)
+    write_json(path, {**batch, "job": str(submitted.job_id)})
 
 
 def _executor(folder: Path, name: str, code: Path, options: Slurm, changed: dict[str, Any]) -> Any:
@@ -157,6 +177,9 @@ def _executor(folder: Path, name: str, code: Path, options: Slurm, changed: dict
     values = {**options.model_dump(), **changed}
     given = {key: value for key, value in values.items() if value is not None and value != [] and value != {} and key not in NOT_SLURMS}
     setup = [*values["setup"], f"cd '{code}'", f"export PYTHONPATH='{code}'${{PYTHONPATH:+:$PYTHONPATH}}"]
+    if teardown := given.pop("teardown", None):
+        setup.append(f"trap {shlex.quote(chr(10).join(teardown))} EXIT")  # behind the run, its end would be that of the job
+    given["additional_parameters"] = {"requeue": True, **values["additional_parameters"]}  # where it is not the cluster's own habit
     executor = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=10_000)
     general = {key: values[key] for key in ("timeout_min", "nodes", "tasks_per_node", "mem_gb") if values[key] is not None}
     try:

@@ -73,7 +73,9 @@ def _view(board: Board, all_runs: bool) -> tuple[Group, bool]:
     """What Slurm does not say, a table of runs, and the totals, with one call of squeue; and whether anything is left to do."""
     queued, lines = queue_of(board)
     directories = board.states()
-    states = {digest: shown_state(state, queued.get(digest)) for digest, state in directories.items()}
+    submitted = {digest for batch in slurm.batches(board.study_dir) for digest in batch["cells"]}
+    known = {digest: "lost" if state == "new" and digest in submitted else state for digest, state in directories.items()}
+    states = {digest: shown_state(state, queued.get(digest)) for digest, state in known.items()}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("arm", "lr", "seed", "run", "state", "progress", "loss", "tokens/s", "beat", "slurm", "error"):
         table.add_column(name, justify="right" if name in ("progress", "loss", "tokens/s", "beat") else "left", overflow="fold")

@@ -10,24 +10,28 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ablate.claim import STALE_SECONDS, owner_of
+from ablate.claim import STALE_SECONDS, Owned, owner_of
 from ablate.errors import ConfigError
-from ablate.files import read_object, read_yaml
-from ablate.runs import read_status
+from ablate.files import read_object, read_yaml, write_text
+from ablate.runs import Run, read_status
 from ablate.trackers.variants import DELAY
 
 COME_BACK = 75
 PARENT = "ABLATE_CONTROLLER_PID"
 REQUEUE_SIGNAL = "SIGUSR2"
 """Slurm sends it ahead of a time limit, and of a preemption where it is set up so: the job asks to be queued again. After SIGTERM Slurm
-itself decides: it queues again what it preempted, and not what somebody cancelled."""
+is asked: a job that it preempts is queued again, and one that somebody cancelled is not."""
 
 BUSY_POLL_SECONDS = 5.0
 MOST_STARTS_A_SECOND = 4.0
@@ -46,7 +50,8 @@ class Job:
 
     def __call__(self) -> None:
         code = carry_out(Path(self.study_dir), self.digest)
-        if code == COME_BACK and _stopped_by(Path(self.study_dir), self.digest) == REQUEUE_SIGNAL:
+        signal_name = _stopped_by(Path(self.study_dir), self.digest) if code == COME_BACK else None
+        if signal_name == REQUEUE_SIGNAL or (signal_name == "SIGTERM" and is_preempted()):
             requeue()
         if code:
             raise RunEnded(f"the run ended with code {code}: see {run_directory_of(Path(self.study_dir), self.digest)}")
@@ -60,11 +65,20 @@ class Job:
 
 def requeue() -> None:
     """Puts this Slurm job back into the queue, as itself."""
-    task = os.environ.get("SLURM_ARRAY_TASK_ID")
-    job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}" if task else os.environ["SLURM_JOB_ID"]
     if int(os.environ.get("SLURM_PROCID", "0")) == 0:
-        subprocess.run(["scontrol", "requeue", job], timeout=60, check=True)
+        subprocess.run(["scontrol", "requeue", _this_job()], timeout=60, check=True)
     time.sleep(30)  # Slurm ends this process
+
+
+def is_preempted() -> bool:
+    """Whether another job is to have this one's place. It has some time for that, and one that ends within it is not queued again."""
+    told = subprocess.run(["scontrol", "show", "job", "--oneliner", _this_job()], timeout=60, capture_output=True, text=True).stdout
+    return "JobState=RUNNING" in told and re.search(r"PreemptTime=\d", told) is not None
+
+
+def _this_job() -> str:
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}" if task else os.environ["SLURM_JOB_ID"]
 
 
 def run_directory_of(study_dir: Path, digest: str) -> Path:
@@ -92,12 +106,28 @@ def carry_out(study_dir: Path, digest: str) -> int:
     if cell is None:
         raise ConfigError.at(str(study_dir), f"has no run {digest}")
     _go_to(cell["cwd"])
-    cfg = parse(cell["config"])
     directory = Path(cell["directory"])
-    while True:
-        code = launch(cfg, cell["overrides"], directory=directory)
-        if code != COME_BACK or not (_is_owned(directory) and _becomes_free(directory)):
-            return code
+    with _noted(directory):
+        cfg = parse(cell["config"])
+        while True:
+            code = launch(cfg, cell["overrides"], directory=directory)
+            if code != COME_BACK or not (_is_owned(directory) and _becomes_free(directory)):
+                return code
+
+
+@contextmanager
+def _noted(directory: Path) -> Iterator[None]:
+    """An error before training has begun is written down as one in training is: a run that never comes to be is not a mystery."""
+    try:
+        yield
+    except Exception as error:
+        if read_status(directory).get("state") not in ("done", "failed", "crashed"):
+            with suppress(Owned, OSError):
+                run = Run.open(directory)
+                run.set_state("crashed", reason=type(error).__name__, detail=str(error).partition("\n")[0])
+                write_text(directory / "error.txt", traceback.format_exc())
+                run.close()
+        raise
 
 
 def _go_to(folder: str) -> None:

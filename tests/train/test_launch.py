@@ -110,9 +110,9 @@ def test_a_changed_corpus_is_another_run(short: list[str], results: Path, tmp_pa
 
 @pytest.mark.parametrize("optim", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_a_killed_run_ends_bit_for_bit_as_an_unbroken_one(optim: str, short: list[str], results: Path, tmp_path: Path) -> None:
-    command = [*short, f"optim={optim}", "train.tokens=40960", "checkpoint.every_seconds=0.05"]
+    command = [*short, f"optim={optim}", "train.tokens=20480", "checkpoint.every_seconds=0.05"]
     assert main([*command, f"results_dir={tmp_path / 'unbroken'}"]) == 0
-    for step in (20, 70):
+    for step in (15, 40):
         process = start(*command)
         directory = wait_for_step(results, step, process)
         os.kill(process.pid, signal.SIGKILL)

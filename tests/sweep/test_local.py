@@ -1,0 +1,242 @@
+"""The local pool: it shares out the machine, its runs end by themselves or with it, and the same command again runs what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ablate.claim import owner_of
+from ablate.sweep.launchers import Local
+from ablate.sweep.local import Slot, slots
+from ablate.sweep.worker import LONGEST_DELAY_SECONDS, TRACKER_DELAY, _spread_starts
+
+LONG = 2048
+"""Steps of a run that does not end before a signal finds it."""
+
+MODULE = """
+import os, signal
+from ablate.model.norm import NORM, RMSNorm
+
+
+@NORM.register("raising")
+class Raising(RMSNorm):
+    def forward(self, x):
+        if not x.is_meta and self.weight.requires_grad and self.training:
+            raise RuntimeError("this one raises")
+        return super().forward(x)
+
+
+@NORM.register("killed")
+class Killed(RMSNorm):
+    def forward(self, x):
+        if not x.is_meta and self.training and not os.path.exists("mended"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+"""
+
+
+def options(**given: Any) -> Local:
+    return Local.model_validate({"kind": "local", "workers": None, "threads": None, "runs_per_gpu": 1, "fail_fast": False, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "cores", "gpus", "expected"),
+    [
+        ({}, 4, [], [Slot(1, None)] * 4),
+        ({"threads": 3}, 8, [], [Slot(3, None)] * 2),
+        ({"threads": 16}, 8, [], [Slot(16, None)]),
+        ({"workers": 3}, 2, [], [Slot(1, None)] * 3),
+        ({"workers": 2, "threads": 4}, 2, [], [Slot(4, None)] * 2),
+        ({}, 8, ["0", "1"], [Slot(4, "0"), Slot(4, "1")]),
+        ({"runs_per_gpu": 2}, 8, ["0", "1"], [Slot(2, "0"), Slot(2, "1"), Slot(2, "0"), Slot(2, "1")]),
+        ({"workers": 1}, 8, ["5", "7"], [Slot(8, "5")]),
+        ({"workers": 9}, 8, ["5"], [Slot(8, "5")]),
+        ({"runs_per_gpu": 8, "threads": 2}, 4, ["0"], [Slot(2, "0")] * 8),
+        ({"runs_per_gpu": 8}, 4, ["0"], [Slot(1, "0")] * 8),
+    ],
+)
+def test_threads_and_gpus_are_shared_out(given: dict[str, Any], cores: int, gpus: list[str], expected: list[Slot]) -> None:
+    assert slots(options(**given), cores, gpus) == expected
+
+
+@pytest.mark.parametrize(("runs", "longest"), [(1, 0.25), (40, 10.0), (4000, LONGEST_DELAY_SECONDS)])
+def test_trackers_of_many_runs_start_apart(runs: int, longest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"to_run": runs}))
+    delays = []
+    for _ in range(50):
+        monkeypatch.delenv(TRACKER_DELAY, raising=False)
+        _spread_starts(tmp_path)
+        delays.append(float(os.environ[TRACKER_DELAY]))
+    monkeypatch.delenv(TRACKER_DELAY)
+    assert 0 <= min(delays) <= max(delays) <= longest + 0.05
+    assert len(set(delays)) > 1
+
+
+# --- real processes
+
+
+class Sweep:
+    """Commands of one folder."""
+
+    def __init__(self, folder: Path, short: list[str]) -> None:
+        self.folder, self._short = folder, short
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "ablate", *words]
+        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._started.append(process)
+        return process
+
+    def grid(self, *words: str) -> list[str]:
+        typed = {word.partition("=")[0] for word in words}
+        return ["-m", "study=mine", *words, *(text for text in self._short if text.partition("=")[0] not in typed)]
+
+    def run(self, *words: str) -> tuple[int, str]:
+        process = self.start(*words)
+        said = process.communicate(timeout=300)[0]
+        return process.returncode, said
+
+    def directories(self) -> dict[str, Path]:
+        plan = json.loads((self.folder / "results/mine/plan.json").read_text())
+        return {f"{cell['arm']}-{cell['seed']}": self.folder / "results/runs" / cell["run"] for cell in plan["cells"]}
+
+    def states(self) -> dict[str, str]:
+        return {name: json.loads((path / "status.json").read_text())["state"] for name, path in self.directories().items() if path.exists()}
+
+    def wait_for_steps(self, number: int) -> None:
+        """Until so many runs are at work."""
+        self.wait(lambda: sum(path.stat().st_size > 2000 for path in self.folder.glob("results/runs/*/metrics.jsonl")) >= number)
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        end = time.monotonic() + 240
+        while not ready():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+    def owners(self) -> list[dict[str, Any]]:
+        found = [owner_of(path) for path in self.folder.glob("results/runs/*/claim")]
+        return [owner for owner in found if owner is not None]
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.terminate()
+                process.communicate(timeout=60)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, short: list[str]) -> Iterator[Sweep]:
+    sweep = Sweep(tmp_path, short)
+    yield sweep
+    sweep.end()
+
+
+@pytest.mark.slow
+def test_a_grid_runs_to_its_end_and_the_same_command_runs_nothing(sweep: Sweep) -> None:
+    command = sweep.grid("norm=layernorm,dyt", "hydra.launcher.workers=2")
+    code, said = sweep.run(*command)
+    assert code == 0, said
+    assert "2 runs, 2 at once, each with 1 thread" in said
+    assert "2 of 2 runs are done" in said
+    assert set(sweep.states().values()) == {"done"}
+    before = {path: path.stat().st_mtime_ns for path in sweep.folder.glob("results/runs/*/*")}
+    code, said = sweep.run(*command)
+    assert code == 0
+    assert "2 runs (2 done)" in said
+    assert "hours of one worker" not in said
+    assert {path: path.stat().st_mtime_ns for path in sweep.folder.glob("results/runs/*/*")} == before
+
+
+@pytest.mark.slow
+def test_runs_that_raise_or_are_killed_are_named_and_the_others_finish(sweep: Sweep) -> None:
+    (sweep.folder / "mine.py").write_text(MODULE)
+    for word in ("raising", "killed"):
+        (sweep.folder / "conf/norm").mkdir(parents=True, exist_ok=True)
+        (sweep.folder / f"conf/norm/{word}.yaml").write_text(f"defaults: [rmsnorm, _self_]\nkind: {word}\n")
+    command = ["--config-dir", "conf", *sweep.grid("norm=rmsnorm,raising,killed,dyt", "imports=[mine]", "hydra.launcher.workers=1")]
+    code, said = sweep.run(*command)
+    assert code == 1, said
+    assert sweep.states()["raising-0"] == "crashed"
+    assert "RuntimeError: this one raises" in said
+    assert "node: it was killed" in said
+    assert "2 of 4 runs are done" in said
+    (sweep.folder / "mended").touch()
+    code, said = sweep.run(*command)
+    assert code == 1
+    assert "2 runs, 1 at once" in said
+    assert {name: state for name, state in sweep.states().items() if state != "done"} == {"raising-0": "crashed"}
+    code, said = sweep.run("logs", sweep.directories()["raising-0"].name)
+    assert "RuntimeError: this one raises" in said
+    code, said = sweep.run(*command, "hydra.launcher.fail_fast=true", "seed=0,1")
+    assert code == 1
+    assert "dyt-1" not in sweep.states()  # behind the one that raised
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops_the_runs_and_the_same_command_goes_on_bit_for_bit(sweep: Sweep, number: signal.Signals) -> None:
+    seed = "seed=3,4" if number == signal.SIGINT else "seed=5,6"
+    command = sweep.grid(seed, "train.tokens=131072", "hydra.launcher.workers=2")
+    process = sweep.start(*command)
+    sweep.wait_for_steps(2)
+    process.send_signal(number)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 130, said
+    assert f"{number.name}: 2 runs save and stop; the same command goes on" in said
+    assert set(sweep.states().values()) == {"stopped"}
+    code, said = sweep.run(*command)
+    assert code == 0, said
+    if number == signal.SIGINT:
+        logs = [path.read_text() for path in sweep.folder.glob("results/runs/*/log.txt")]
+        assert all("resumed at step" in text for text in logs)
+        unbroken = Sweep(sweep.folder, [text for text in sweep._short if not text.startswith("results_dir=")])
+        code, said = unbroken.run(*unbroken.grid("seed=3,4", "train.tokens=131072", f"results_dir={sweep.folder / 'unbroken'}"))
+        assert code == 0, said
+        for path in sweep.directories().values():
+            other = sweep.folder / "unbroken/runs" / path.name
+            assert (path / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+            assert loss_of(path) == loss_of(other)
+
+
+def loss_of(directory: Path) -> float:
+    return float(json.loads((directory / "summary.json").read_text())["eval_loss"])
+
+
+@pytest.mark.slow
+def test_runs_end_by_themselves_when_their_controller_is_killed_and_a_second_controller_keeps_off(sweep: Sweep) -> None:
+    command = sweep.grid("seed=0,1", f"train.tokens={LONG * 256}", "hydra.launcher.workers=2")
+    process = sweep.start(*command)
+    sweep.wait_for_steps(2)
+    code, said = sweep.run(*command)
+    assert code == 75, said
+    assert "study mine is being run by another process: nothing was started" in said
+    assert len(sweep.owners()) == 2
+    code, said = sweep.run("status", "mine")
+    assert code == 0, said
+    assert "2 runs (2 running)" in said
+    process.kill()
+    process.communicate(timeout=60)
+    sweep.wait(lambda: not sweep.owners())
+    assert set(sweep.states().values()) == {"stopped"}
+
+
+@pytest.mark.slow
+def test_cancel_stops_what_runs(sweep: Sweep) -> None:
+    process = sweep.start(*sweep.grid("seed=0,1", f"train.tokens={LONG * 256}", "hydra.launcher.workers=2"))
+    sweep.wait_for_steps(2)
+    code, said = sweep.run("cancel", "mine")
+    assert code == 0, said
+    assert "2 runs on this machine asked to stop" in said
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 1
+    assert set(sweep.states().values()) == {"stopped"}
