@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_verb(arguments[0], arguments[1:])
         return hydra_or_train(arguments)
     except ConfigError as error:
-        print(f"ablate: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of the processes of one run the first speaks
+            print(f"ablate: {error}", file=sys.stderr)
         return BAD_INPUT
     except NotNow as error:
         print(f"ablate: {error}", file=sys.stderr)

@@ -30,7 +30,7 @@ from ablate.model.attention import limit
 from ablate.registry import Registry
 from ablate.shipped import conf_dir, shipped
 
-SCHEMA = 2
+SCHEMA = 3
 """Raised when the same config would train differently: old runs then no longer count as done."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

@@ -234,11 +234,6 @@ def test_tab_completion_of_the_console_script_knows_the_variants() -> None:
     assert "norm=layernorm" in done.stdout.split()
 
 
-def test_multirun_says_that_it_is_not_here_yet(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", "norm=rmsnorm,layernorm"]) == 2
-    assert "not here yet" in capsys.readouterr().err
-
-
 def test_count_prints_what_the_model_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["count", "norm=layernorm"]) == 0
     assert "493,248" in capsys.readouterr().out

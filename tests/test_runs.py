@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 import ablate
 from ablate.config import Config
-from ablate.runs import Run, canonical, load_runs, read_metrics, run_directory, run_hash, slug, write_json
+from ablate.runs import Run, canonical, load_runs, read_metrics, read_status, run_directory, run_hash, slug, write_json
 
 CONTENT = "c" * 64
 
@@ -83,7 +84,7 @@ def test_another_schema_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_identity_of_the_baseline_is_what_it_was() -> None:
     """A change of this number makes every finished run a stranger: it needs a reason, and the SCHEMA does it on purpose."""
-    assert digest() == "a1857f9580e7"
+    assert digest() == "19bc70ae7347"
 
 
 @pytest.mark.parametrize(
@@ -188,3 +189,15 @@ def test_a_folder_without_runs_gives_empty_frames(tmp_path: Path) -> None:
     runs, curves = load_runs(tmp_path)
     assert len(runs) == len(curves) == 0
     assert {"run", "hash", "state"} <= set(runs.columns)
+
+
+def test_a_run_says_how_it_ended_on_a_disk_without_room_for_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = Run.open(tmp_path / "run")
+    run.set_state("done", detail="x" * 1000)
+    monkeypatch.setattr("ablate.runs.write_json", full)
+    run.set_state("crashed", reason="OSError")
+    run.close()
+    assert read_status(tmp_path / "run")["reason"] == "OSError"

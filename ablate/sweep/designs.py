@@ -45,6 +45,8 @@ def _possible(arms: Arms, key: str, why: Refused) -> Arms:
     """The same arms, each of which can be had."""
     reasons = [(arm, why(arm.overrides)) for arm in arms.arms]
     problems = [Problem(arm.name if arm.name == BASELINE else f"{key}.{arm.name}", reason) for arm, reason in reasons if reason]
+    if len(problems) == len(reasons) > 1 and len({problem.message for problem in problems}) == 1:  # of what all arms have
+        problems = [Problem("set", problems[0].message)]
     if problems:
         raise ConfigError(problems)
     return arms

@@ -28,6 +28,8 @@ NOT_SLURMS = frozenset(
 """Options that submitit knows under the same name for every cluster, and ours."""
 
 COMMAND_SECONDS = 60
+NOT_NOW = re.compile(r"unable to contact|timed out|connection|temporarily|try again|violates", re.I)
+"""Of sbatch: its controller is away, or more jobs were submitted than the account may have at once."""
 NEXT = "next"
 """In the name of the job that goes on with a study."""
 
@@ -131,13 +133,16 @@ def _submit_batch(study_dir: Path, code: Path, digests: Sequence[str], options: 
 
 @contextmanager
 def _submitting() -> Iterator[None]:
-    """SlurmError where sbatch refuses, with what it said."""
+    """What sbatch says when it refuses: of what was asked, or that Slurm does not take it now."""
     from submitit.core.utils import FailedJobError
 
     try:
         yield
     except FailedJobError as error:
-        raise SlurmError(f"sbatch: {' '.join(str(error).split())}") from None
+        said = " ".join(str(error).split())
+        if NOT_NOW.search(said):
+            raise SlurmError(f"sbatch: {said}") from None
+        raise ConfigError.at("hydra.launcher", f"sbatch refuses it: {said}") from None
 
 
 def _new_batch(study_dir: Path, digests: list[str]) -> tuple[dict[str, Any], Path]:

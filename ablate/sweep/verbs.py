@@ -73,7 +73,8 @@ def _view(board: Board, all_runs: bool) -> tuple[Group, bool]:
     """What Slurm does not say, a table of runs, and the totals, with one call of squeue; and whether anything is left to do."""
     queued, lines = queue_of(board)
     directories = board.states()
-    submitted = {digest for batch in slurm.batches(board.study_dir) for digest in batch["cells"]}
+    batches = [batch for batch in slurm.batches(board.study_dir) if batch["launcher"] == "slurm"]  # what waits in a local pool is not lost
+    submitted = {digest for batch in batches for digest in batch["cells"]}
     known = {digest: "lost" if state == "new" and digest in submitted else state for digest, state in directories.items()}
     states = {digest: shown_state(state, queued.get(digest)) for digest, state in known.items()}
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -111,8 +111,13 @@ def carry_out(study_dir: Path, digest: str) -> int:
         cfg = parse(cell["config"])
         while True:
             code = launch(cfg, cell["overrides"], directory=directory)
-            if code != COME_BACK or not (_is_owned(directory) and _becomes_free(directory)):
+            # Of several processes each would decide for itself: they leave, and the study goes on with the run later.
+            if code != COME_BACK or _num_processes() > 1 or not (_is_owned(directory) and _becomes_free(directory)):
                 return code
+
+
+def _num_processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
@@ -121,7 +126,7 @@ def _noted(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if read_status(directory).get("state") not in ("done", "failed", "crashed"):
+        if os.environ.get("RANK", "0") == "0" and read_status(directory).get("state") not in ("done", "failed", "crashed"):
             with suppress(Owned, OSError):
                 run = Run.open(directory)
                 run.set_state("crashed", reason=type(error).__name__, detail=str(error).partition("\n")[0])

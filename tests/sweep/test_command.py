@@ -17,6 +17,7 @@ from ablate.cli import main
 from ablate.config import parse
 from ablate.files import read_yaml
 from ablate.sweep import control
+from ablate.sweep.composer import Composer
 from ablate.sweep.plan import Cell
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +43,23 @@ class Pool:
                 (cell.directory / "summary.json").write_text(json.dumps({"eval_loss": 2.0 + cell.seed, "seconds": 7.0}))
 
 
+COMPOSED: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
+
+
+def composer_of(config_name: str, config_dir: str | None) -> Composer:
+    """What Hydra composes is the same in all tests, and composed once."""
+    composer = Composer(config_name, config_dir)
+    if config_dir is None:
+        composer._raw, composer._structures = COMPOSED
+    return composer
+
+
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ablate"])
     monkeypatch.setattr(control, "Pool", Pool)
+    monkeypatch.setattr(control, "Composer", composer_of)
     monkeypatch.setattr(Pool, "ends", {})
     monkeypatch.setattr(Pool, "given", [])
 
@@ -87,7 +100,7 @@ WRONG = {
     "-m norm=rmsnorm,layernorm seed=a,b": ["seed", "whole numbers"],
     "-m norm=rmsnorm,layernorm init_seed=0,1": ["init_seed", "blocks"],
     "-m norm=rmsnorm,layernorm match=param": ["match", "did you mean 'params'"],
-    "-m norm=none placement=post,sandwich": ["no effect with norm=none"],
+    "-m norm=none placement=post seed=0,1": ["no effect with norm=none"],
     "-m hydra/launcher=submitit_slurm norm=rmsnorm,layernorm": ["hydra/launcher", "hydra/launcher=slurm", "same options"],
     "-m hydra/launcher=joblib norm=rmsnorm,layernorm": ["hydra/launcher", "allowed: local, slurm"],
     "-m hydra/launcher=slrum norm=rmsnorm,layernorm": ["hydra/launcher", "did you mean 'slurm'"],
@@ -105,7 +118,7 @@ WRONG = {
     "sweep=norm norm=dyt,none": ["norm", "arms are what the study says"],
     "sweep=norm study=mine": ["study", "names a grid"],
     "sweep=norm rerun=true": ["rerun", "retry"],
-    "sweep=norm model.widht=64": ["model.widht", "did you mean 'width'"],
+    "sweep=norm model.widht=64": ["set", "model.widht", "did you mean 'width'"],
     "sweep=norm optim.lr=1e-3": ["optim.lr", "tuning"],
     "status": ["status", "STUDY"],
     "status norm": ["norm", "no such study in results"],
@@ -229,8 +242,8 @@ def test_a_grid_that_has_run_is_on_disk_and_runs_nothing_again(short: list[str],
     for cell in plan["cells"]:
         kept = read_yaml(Path("results/mine/cells", f"{cell['hash']}.yaml")) or {}
         assert parse(kept["config"]).init_seed == cell["seed"]
-        assert Path("results/runs", cell["run"]).is_dir()
-        assert kept["directory"] == str(Path("results/runs", cell["run"]).absolute())
+        assert Path(cell["directory"]).is_dir()
+        assert kept["directory"] == cell["directory"] == str(Path("results/runs", Path(cell["directory"]).name).absolute())
     assert Path("results/mine/code", plan["code"], "ablate/conf/config.yaml").is_file()
     capsys.readouterr()
     assert ablate(*command) == 0
@@ -315,12 +328,12 @@ def test_verbs_find_a_study_and_say_how_it_stands(
 ) -> None:
     monkeypatch.setattr(Pool, "ends", {"dyt": "crashed"})
     assert ablate("-m", "norm=layernorm,dyt", "study=mine", *short) == 1
-    runs = {cell["arm"]: cell["run"] for cell in plan_of("mine")["cells"]}
+    runs = {cell["arm"]: Path(cell["directory"]).name for cell in plan_of("mine")["cells"]}
     capsys.readouterr()
     assert ablate("status", "mine") == 0
     out = capsys.readouterr().out
     assert "2 runs (1 done, 1 crashed)" in out
-    assert runs["dyt"] in out
+    assert runs["dyt"][-12:-4] in out
     assert "2.0000" in out
     assert ablate("status", "results/mine", "--all") == 0
     assert ablate("wait", "mine") == 1

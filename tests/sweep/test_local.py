@@ -17,7 +17,8 @@ import pytest
 from ablate.claim import owner_of
 from ablate.sweep.launchers import Local
 from ablate.sweep.local import Slot, slots
-from ablate.sweep.worker import LONGEST_DELAY_SECONDS, TRACKER_DELAY, _spread_starts
+from ablate.sweep.worker import LONGEST_DELAY_SECONDS, _spread_starts
+from ablate.trackers.variants import DELAY
 
 LONG = 2048
 """Steps of a run that does not end before a signal finds it."""
@@ -73,10 +74,10 @@ def test_trackers_of_many_runs_start_apart(runs: int, longest: float, tmp_path: 
     (tmp_path / "plan.json").write_text(json.dumps({"to_run": runs}))
     delays = []
     for _ in range(50):
-        monkeypatch.delenv(TRACKER_DELAY, raising=False)
+        monkeypatch.delenv(DELAY, raising=False)
         _spread_starts(tmp_path)
-        delays.append(float(os.environ[TRACKER_DELAY]))
-    monkeypatch.delenv(TRACKER_DELAY)
+        delays.append(float(os.environ[DELAY]))
+    monkeypatch.delenv(DELAY)
     assert 0 <= min(delays) <= max(delays) <= longest + 0.05
     assert len(set(delays)) > 1
 
@@ -108,7 +109,7 @@ class Sweep:
 
     def directories(self) -> dict[str, Path]:
         plan = json.loads((self.folder / "results/mine/plan.json").read_text())
-        return {f"{cell['arm']}-{cell['seed']}": self.folder / "results/runs" / cell["run"] for cell in plan["cells"]}
+        return {f"{cell['arm']}-{cell['seed']}": Path(cell["directory"]) for cell in plan["cells"]}
 
     def states(self) -> dict[str, str]:
         return {name: json.loads((path / "status.json").read_text())["state"] for name, path in self.directories().items() if path.exists()}
@@ -143,7 +144,7 @@ def sweep(tmp_path: Path, short: list[str]) -> Iterator[Sweep]:
 
 @pytest.mark.slow
 def test_a_grid_runs_to_its_end_and_the_same_command_runs_nothing(sweep: Sweep) -> None:
-    command = sweep.grid("norm=layernorm,dyt", "hydra.launcher.workers=2")
+    command = sweep.grid("norm=layernorm,prmsnorm", "hydra.launcher.workers=2")
     code, said = sweep.run(*command)
     assert code == 0, said
     assert "2 runs, 2 at once, each with 1 thread" in said
@@ -163,7 +164,7 @@ def test_runs_that_raise_or_are_killed_are_named_and_the_others_finish(sweep: Sw
     for word in ("raising", "killed"):
         (sweep.folder / "conf/norm").mkdir(parents=True, exist_ok=True)
         (sweep.folder / f"conf/norm/{word}.yaml").write_text(f"defaults: [rmsnorm, _self_]\nkind: {word}\n")
-    command = ["--config-dir", "conf", *sweep.grid("norm=rmsnorm,raising,killed,dyt", "imports=[mine]", "hydra.launcher.workers=1")]
+    command = ["--config-dir", "conf", *sweep.grid("norm=rmsnorm,raising,killed,prmsnorm", "imports=[mine]", "hydra.launcher.workers=1")]
     code, said = sweep.run(*command)
     assert code == 1, said
     assert sweep.states()["raising-0"] == "crashed"
@@ -179,7 +180,7 @@ def test_runs_that_raise_or_are_killed_are_named_and_the_others_finish(sweep: Sw
     assert "RuntimeError: this one raises" in said
     code, said = sweep.run(*command, "hydra.launcher.fail_fast=true", "seed=0,1")
     assert code == 1
-    assert "dyt-1" not in sweep.states()  # behind the one that raised
+    assert "prmsnorm-1" not in sweep.states()  # behind the one that raised
 
 
 @pytest.mark.slow
@@ -214,7 +215,7 @@ def loss_of(directory: Path) -> float:
 
 @pytest.mark.slow
 def test_runs_end_by_themselves_when_their_controller_is_killed_and_a_second_controller_keeps_off(sweep: Sweep) -> None:
-    command = sweep.grid("seed=0,1", f"train.tokens={LONG * 256}", "hydra.launcher.workers=2")
+    command = sweep.grid("seed=0,1,2", f"train.tokens={LONG * 256}", "hydra.launcher.workers=2")
     process = sweep.start(*command)
     sweep.wait_for_steps(2)
     code, said = sweep.run(*command)
@@ -223,7 +224,7 @@ def test_runs_end_by_themselves_when_their_controller_is_killed_and_a_second_con
     assert len(sweep.owners()) == 2
     code, said = sweep.run("status", "mine")
     assert code == 0, said
-    assert "2 runs (2 running)" in said
+    assert "3 runs (2 running, 1 new)" in said
     process.kill()
     process.communicate(timeout=60)
     sweep.wait(lambda: not sweep.owners())

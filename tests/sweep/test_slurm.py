@@ -65,6 +65,14 @@ SAVED_SECONDS = 8
 VOLATILE = ("seconds", "tokens_per_second", "flop_utilisation")
 
 
+def write_norm(folder: Path) -> None:
+    """Our norm, with `--config-dir mine`."""
+    own = folder / "mine" / "norm"
+    own.mkdir(parents=True)
+    (folder / "told_norm.py").write_text(MODULE)
+    (own / "told.yaml").write_text("kind: told\neps: 1e-5\nweight: plain\nmark: whole\n")
+
+
 def ablate(argv: list[str], folder: str, environment: Mapping[str, str], out: str) -> None:
     """`python -m ablate` in a process that has imported it already."""
     output = os.open(out, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -78,7 +86,7 @@ def ablate(argv: list[str], folder: str, environment: Mapping[str, str], out: st
 
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([__name__, "ablate.sweep.command", "ablate.sweep.verbs", "hydra.main", "submitit", "torch._dynamo"])
+FORKS.set_forkserver_preload(["ablate.sweep.command", "ablate.sweep.verbs", "hydra.main", "submitit", "torch._dynamo"])
 
 
 class Command:
@@ -93,7 +101,7 @@ class Command:
     def output(self) -> str:
         return self._out.read_text() if self._out.exists() else ""
 
-    def end(self, code: int = 0, timeout: float = 120) -> str:
+    def end(self, code: int = 0, timeout: float = 240) -> str:
         """Its output, once it has ended with that code."""
         self.process.join(timeout)
         assert self.process.exitcode == code, self.output
@@ -113,10 +121,7 @@ class Study:
         self.place = self.results / "study"
         self._common = [f"cache_dir={cache_dir}", f"results_dir={self.results}"]
         self.commands: list[Command] = []
-        own = folder / "mine" / "norm"
-        own.mkdir(parents=True)
-        (folder / "told_norm.py").write_text(MODULE)
-        (own / "told.yaml").write_text("kind: told\neps: 1e-5\nweight: plain\nmark: whole\n")
+        write_norm(folder)
 
     # --- what a person does
 
@@ -228,12 +233,13 @@ def study(study_on: Callable[[Cluster], Study], cluster: Cluster) -> Study:
 
 @pytest.fixture
 def small_disk() -> Iterator[Callable[[Path], None]]:
-    """Puts a file system of a few MB at a folder."""
+    """Puts a file system of a few MB at a folder; where that is not allowed a test is skipped, but not in CI."""
     places: list[Path] = []
 
     def put(place: Path) -> None:
         place.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], check=True)
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True).returncode:
+            (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("no file system can be mounted here")
         places.append(place)
 
     yield put
@@ -273,10 +279,10 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callab
     def run(seed: int) -> Path:
         if seed not in known:
             folder = tmp_path_factory.mktemp("unbroken")
-            study = Study(folder, Cluster.__new__(Cluster), cache)
+            write_norm(folder)
             words = ["--config-dir", "mine", "norm=told", f"seed={seed}", *TINY, f"cache_dir={cache}", f"results_dir={folder}/results"]
             Command(words, folder, os.environ, folder / "out.txt").end()
-            [known[seed]] = (study.results / "runs").iterdir()
+            [known[seed]] = (folder / "results" / "runs").iterdir()
         return known[seed]
 
     return run
@@ -300,17 +306,16 @@ def check_whole(study: Study, unbroken: Callable[[int], Path], *names: str) -> N
 
 def test_a_preempted_run_saves_gives_way_and_goes_on(study: Study, unbroken: Callable[[int], Path]) -> None:
     study.write("slow")
-    study.ablate(*study.words("seed=0,1", gpus_per_node=4, follow="false"))
-    study.wait_for_step(3, "0", "1")
+    study.ablate(*study.words("seed=0", follow="false"))
+    study.wait_for_step(3, "0")
     node = study.cluster.job(study.job("0")).nodes
     study.cluster.submit("true", "--partition=high", "--gres=gpu:4", f"--nodelist={node}")
     study.wait_for_state("stopped", "0")
     assert read_status(study.run("0"))["reason"] == "SIGUSR2"
-    study.wait(lambda: study.cluster.job(study.job("0")).state == "PENDING", "a place in the queue")
     study.remove("slow")
-    study.wait_for_state("done", "0", "1")
+    study.wait_for_state("done", "0")
     check_whole(study, unbroken)
-    assert (study.starts("0"), study.starts("1")) == (2, 1)
+    assert study.starts("0") == 2
 
 
 def test_runs_that_were_killed_cancelled_or_broken(
@@ -342,8 +347,8 @@ def test_runs_that_were_killed_cancelled_or_broken(
     study.cluster.wait_until_idle()  # after the second of the jobs that go on with the study
     assert (study.run("raising") / "error.txt").read_text().splitlines()[-1] == "ArithmeticError: the cause"
     assert {name: study.starts(name) for name in jobs} == {"whole": 1, "killed": 2, "cancelled": 2, "raising": 1, "hoarding": 1}
-    lines = study.ablate("status", "study").splitlines()
-    assert {line.split()[-1] for line in lines if study.run("hoarding").name in line} == {"oom"}
+    [line] = [line for line in study.ablate("status", "study").splitlines() if line.startswith("hoarding")]
+    assert line.split()[-1] == "oom"
     study.remove("raising")
     assert "submitted 1 runs" in study.ablate("retry", "study", "--failed", "crash")
     study.wait_for_state("done", "raising")
@@ -444,6 +449,7 @@ def test_two_controllers_after_one_that_died_submit_each_run_once_and_queued_run
     os.kill(process, signal.SIGKILL)
     assert set(study.cells()) == {"0", "1"}
     assert not study.jobs()
+    assert "invalid partition" in study.start(*words, "hydra.launcher.partition=nowhere").end(2)
     commands = [study.start(*words) for _ in range(2)]
     assert sorted("submitted 2 runs" in command.end() for command in commands) == [False, True]
     assert len(study.jobs()) == 2
@@ -454,11 +460,10 @@ def test_two_controllers_after_one_that_died_submit_each_run_once_and_queued_run
     study.cluster.run("scontrol", "release", *jobs, check=True)
     assert "nothing to submit" in study.ablate(*words, "wait=true")
     check_whole(study, unbroken)
-    before = {name: content(study.run(name)) for name in "01"}
-    study.cluster.run("scontrol", "requeue", ",".join(jobs), check=True)
-    for job in jobs:
-        study.wait(lambda job=job: (it := study.cluster.job(job)).restarts == 1 and it.state == "COMPLETED", "a second end")
-    assert {name: content(study.run(name)) for name in "01"} == before
+    before = content(study.run("0"))
+    study.cluster.run("scontrol", "requeue", jobs[0], check=True)
+    study.wait(lambda: (job := study.cluster.job(jobs[0])).restarts == 1 and job.state == "COMPLETED", "a second end")
+    assert content(study.run("0")) == before
 
 
 def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(
@@ -482,15 +487,16 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(
 
 def test_a_cancelled_study_leaves_the_queue_and_the_same_command_goes_on_with_it(study: Study, unbroken: Callable[[int], Path]) -> None:
     study.write("slow")
-    words = study.words("seed=0,1", gpus_per_node=4, array_parallelism=1)
+    words = study.words("seed=0,1", array_parallelism=1)
     study.ablate(*words)
     study.wait_for_step(3, "0")
-    assert "3 jobs cancelled" in study.ablate("cancel", "study")
+    assert "3 jobs cancelled" in study.ablate("cancel", "study")  # with the one that would go on
     study.cluster.wait_until_idle()
-    assert (study.state("0") != "running", study.state("1")) == (True, "new")
+    assert (study.starts("0"), study.starts("1")) == (1, 0)
     study.remove("slow")
-    assert "2 of 2 runs are done" in study.ablate(*words, "wait=true")
+    assert "2 of 2 runs are done" in study.ablate(*words, "hydra.launcher.follow=false", "wait=true")
     check_whole(study, unbroken)
+    assert (study.starts("0"), study.starts("1")) == (2, 1)
 
 
 def test_the_second_stage_of_a_study_follows_by_itself(study: Study) -> None:
