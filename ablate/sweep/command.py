@@ -102,8 +102,6 @@ def _study_of(asked: Asked, chosen: list[str]) -> Study:
     swept = [(text, override) for text, override in parsed if override.is_sweep_override()]
     if asked.sweep is None:
         return _grid(asked, [text for text, override in parsed if not override.is_sweep_override()], [override for _, override in swept])
-    if asked.study is not None:
-        raise ConfigError.at("study", f"names a grid; this study is {asked.sweep}")
     if [text for text, override in swept if override.key_or_group != "seed"]:
         problems = [(override.key_or_group, text) for text, override in swept if override.key_or_group != "seed"]
         raise ConfigError(Problem(key, f"{text!r} are several values, and arms are what the study says") for key, text in problems)
@@ -114,7 +112,7 @@ def _study_of(asked: Asked, chosen: list[str]) -> Study:
     for text, override in parsed:
         if override.key_or_group == "seed":
             values["blocks"] = _seeds(text, override, asked)
-    return parse_study(values, study.name)
+    return parse_study(values, asked.study or study.name)
 
 
 def _grid(asked: Asked, fixed: list[str], swept: list[Override]) -> Study:
