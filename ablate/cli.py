@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from ablate.errors import ConfigError, NotNow, did_you_mean
-from ablate.flags import flag_words, split_flags
+from ablate.flags import AS_TYPED, flag_words, split_flags
 
 VERBS = {
     "bench": ("ablate.bench", "steps of two configs in one process; our loop against a bare one; the peak of matrix products"),
@@ -103,6 +103,7 @@ def sweep(flags: argparse.Namespace, arguments: list[str], overrides: list[str])
         flag = "--cfg" if flags.cfg else "--info"
         raise ConfigError.at(flag, "shows one config, of a command without -m; the plan of a sweep is shown by dry_run=true")
     kept = [word for word in flag_words(arguments) if word not in ("-m", "--multirun")]
+    AS_TYPED[:] = arguments
     return call_hydra([*kept, "--multirun", *arguments_of_sweep(overrides, flags.config_name, flags.config_dir)])
 
 

@@ -6,6 +6,9 @@ import argparse
 
 from ablate.errors import ConfigError, did_you_mean
 
+AS_TYPED: list[str] = []
+"""The command line of this process as a person typed it, where it is given on in another form."""
+
 
 def split_flags(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Hydra's flags, and the overrides between them."""

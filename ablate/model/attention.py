@@ -73,8 +73,6 @@ class Attention(nn.Module):
         self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
         self.value_heads, self.inner_dim = heads, heads * value_dim
         self.scale = options["scale"] or 1 / math.sqrt(head_dim)
-        if math.isinf(self.scale):
-            raise ConfigError.at("attention.scale", "must be finite")
         self.soft_cap, self.dropout = options["soft_cap"], dropout
         self.reach = Reach(limit("window", options["window"], context), limit("chunk", options["chunk"], context))
         if self.reach.window and self.reach.chunk and self.reach.window >= self.reach.chunk:

@@ -27,8 +27,6 @@ class TokenTable(nn.Module):
         self.table = Embedding(vocab_size, table_dim)
         self.project = nn.Identity() if table_dim == dim else Linear(table_dim, dim, bias=False)
         self.scale = math.sqrt(dim) if isinstance(scale, str) else scale
-        if math.isinf(self.scale):
-            raise ConfigError.at("embedding.scale", "must be finite")
         self.norm = NORM.build(norm, dim)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:

@@ -209,9 +209,6 @@ class XIELU(Plain):
         **common: Unpack[PlainOptions],
     ) -> None:
         super().__init__(dim, matrix, **common)
-        for name, value in (("alpha_p", alpha_p), ("alpha_n", alpha_n), ("beta", beta)):
-            if math.isinf(value):
-                raise ConfigError.at(f"ffn.{name}", "must be finite")
         if alpha_n <= beta:
             raise ConfigError.at("ffn.alpha_n", f"must be above ffn.beta={beta}, got {alpha_n}")
         self.beta = beta
@@ -290,9 +287,6 @@ class SwiGLUClamped(Gated):
         super().__init__(dim, matrix, **common)
         if (limit, alpha, up_offset) == (math.inf, 1, 0):
             raise ConfigError.at("ffn", "swiglu_clamped with limit=.inf, alpha=1 and up_offset=0 is swiglu: choose that")
-        for name, value in (("alpha", alpha), ("up_offset", up_offset)):
-            if math.isinf(value):
-                raise ConfigError.at(f"ffn.{name}", "must be finite")
         self.limit, self.alpha, self.up_offset = limit, alpha, up_offset
 
     def activate(self, gate: Tensor, up: Tensor) -> Tensor:

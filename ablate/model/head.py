@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import Unpack
 
-from ablate.errors import ConfigError
 from ablate.model.linear import Linear
 from ablate.model.norm import NORM
 from ablate.registry import Limit, Options, Positive, Registry
@@ -65,8 +64,6 @@ class Head(nn.Module):
         super().__init__()
         scale = options["scale"]
         self.scale = 1 / math.sqrt(dim) if isinstance(scale, str) else scale
-        if math.isinf(self.scale):
-            raise ConfigError.at("head.scale", "must be finite")
         self.soft_cap, self.normalise = options["soft_cap"], options["normalise"]
         self.transform = TRANSFORM.build(options["transform"], dim)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if options["bias"] else None

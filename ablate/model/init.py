@@ -54,7 +54,7 @@ class Normal(Init):
     """One standard deviation for every matrix (0.02 in GPT-2 and Llama)."""
 
     def __init__(self, *, std: Positive) -> None:
-        self._std = _finite("std", std)
+        self._std = std
 
     def std(self, matrix: Matrix) -> float:
         return self._std
@@ -65,7 +65,7 @@ class FanIn(Init):
     """1 / sqrt(inputs) for linear layers, which keeps the scale of activations; one number for embeddings."""
 
     def __init__(self, *, embedding_std: Positive) -> None:
-        self._embedding_std = _finite("embedding_std", embedding_std)
+        self._embedding_std = embedding_std
 
     def std(self, matrix: Matrix) -> float:
         return self._embedding_std if matrix.role == "embedding" else 1 / math.sqrt(matrix.inputs)
@@ -76,7 +76,7 @@ class ByDepth(Init):
     """`std`, and std / sqrt(2 L) for matrices that write to the residual stream of L layers (GPT-2; Megatron-LM, arXiv 1909.08053)."""
 
     def __init__(self, *, std: Positive) -> None:
-        self._std = _finite("std", std)
+        self._std = std
 
     def std(self, matrix: Matrix) -> float:
         return self._std / math.sqrt(2 * matrix.depth) if matrix.writes else self._std
@@ -87,7 +87,7 @@ class ByLayer(Init):
     """`std`, and std / sqrt(2 l) for matrices of layer l = 1, 2, ... that write to the residual stream (arXiv 1908.11365, section 4)."""
 
     def __init__(self, *, std: Positive) -> None:
-        self._std = _finite("std", std)
+        self._std = std
 
     def std(self, matrix: Matrix) -> float:
         return self._std / math.sqrt(2 * (matrix.layer + 1)) if matrix.writes else self._std
@@ -115,7 +115,7 @@ class MaximalUpdate(Init):
     """
 
     def __init__(self, *, std: Positive, base_width: Count) -> None:
-        self._std, self.base_width = _finite("std", std), base_width
+        self._std, self.base_width = std, base_width
 
     def check(self, width: int) -> None:
         if self.base_width == width:
@@ -127,12 +127,6 @@ class MaximalUpdate(Init):
 
     def rate(self, matrix: Matrix) -> float:
         return 1.0 if matrix.role == "embedding" else self.base_width / matrix.width
-
-
-def _finite(name: str, value: float) -> float:
-    if math.isinf(value):
-        raise ConfigError.at(f"init.{name}", "must be finite")
-    return value
 
 
 MatrixModule = Linear | Embedding | ExpertLinear

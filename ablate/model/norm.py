@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ablate.errors import ConfigError
 from ablate.registry import Positive, PositiveShare, Registry
 
 NORM: Registry[nn.Module] = Registry("norm")
@@ -97,8 +96,6 @@ class DynamicTanh(nn.Module):
 
     def __init__(self, dim: int, *, alpha: Positive) -> None:
         super().__init__()
-        if math.isinf(alpha):
-            raise ConfigError.at("norm.alpha", "must be finite")
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
         self.weight = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -44,9 +43,6 @@ class Scaled(Block):
 
     def __init__(self, attention: Placement, ffn: Placement, dim: int, dropout: float, branch: float, stream: float) -> None:
         super().__init__(attention, ffn, dim, dropout)
-        for name, value in (("branch", branch), ("stream", stream)):
-            if math.isinf(value):
-                raise ConfigError.at(f"residual.{name}", "must be finite")
         self.branch, self.by = branch, stream
 
     def stream(self, x_BTD: Tensor) -> Tensor:
@@ -117,8 +113,6 @@ class LayerScale(Learned):
     """x = x + scale * f(x), a learned scale for each feature that starts at `init` (arXiv 2103.17239, eq. 4)."""
 
     def __init__(self, attention: Placement, ffn: Placement, dim: int, dropout: float, *, init: Positive) -> None:
-        if math.isinf(init):
-            raise ConfigError.at("residual.init", "must be finite")
         super().__init__(attention, ffn, dim, dropout, torch.full((dim,), float(init)))
 
 

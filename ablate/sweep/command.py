@@ -17,6 +17,7 @@ from rich.console import Console
 
 from ablate.composition import Request, group_options
 from ablate.errors import ConfigError, Problem
+from ablate.flags import AS_TYPED
 from ablate.registry import Section
 from ablate.sweep.control import Control, Told
 from ablate.sweep.launchers import launcher_of
@@ -71,7 +72,7 @@ def sweep(asked: Asked) -> int:
         config_name=asked.config_name,
         config_dir=str(Path(asked.config_dir).absolute()) if asked.config_dir else None,
         cwd=str(Path.cwd()),
-        command=" ".join(["python -m ablate", *map(shlex.quote, sys.argv[1:])]),
+        command=" ".join(["python -m ablate", *map(shlex.quote, AS_TYPED or sys.argv[1:])]),
     )
     with Control(told, console) as control:
         plan = control.show(measure=asked.measure)

@@ -291,7 +291,9 @@ class Control:
             jobs = slurm.submit(self.study_dir, code, [cell.digest for cell in todo], self.launcher) if todo else []
             submitted = self.queued() if jobs else queued
             waiting = [place.job.partition("_")[0] for digest, place in submitted.items() if digest != slurm.NEXT]
-            if self.launcher.follow and waiting and (jobs or not slurm.will_follow(queued)):
+            # A run that trains outside of the queue, on a node that Slurm has given up, may still die there.
+            outside = any(plan.states[cell.digest] == "running" and cell.digest not in submitted for cell in plan.cells)
+            if self.launcher.follow and (waiting or outside) and (jobs or not slurm.will_follow(queued)):
                 slurm.follow(self.study_dir, code, sorted({*jobs, *waiting}), self.launcher, GoOn(str(self.study_dir)))
         left = len(todo) - sum(cell.digest in submitted for cell in todo)
         self._say(f"submitted {len(todo) - left} runs{f' as jobs {chr(44).join(jobs)}' if jobs else ''}" if todo else "nothing to submit")

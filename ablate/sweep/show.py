@@ -74,7 +74,8 @@ def totals(plan: Plan, queued: Mapping[str, Queued]) -> str:
 
 def sum_of_states(states: Sequence[str], arms: int, blocks: int, later: int) -> str:
     runs = ", ".join(f"{number} {state}" for state, number in Counter(states).most_common())
-    text = f"{len(states)} runs ({runs or 'none'}) of {arms} arms on {blocks} block{'s' if blocks > 1 else ''}"
+    what = [f"{number} {noun}{'s' * (number != 1)}" for number, noun in ((len(states), "run"), (arms, "arm"), (blocks, "block"))]
+    text = f"{what[0]} ({runs or 'none'}) of {what[1]} on {what[2]}"
     return f"{text}; {later} more follow once the learning rates are known" if later else text
 
 

@@ -28,6 +28,7 @@ NOT_SLURMS = frozenset(
 """Options that submitit knows under the same name for every cluster, and ours."""
 
 COMMAND_SECONDS = 60
+LOOK_AGAIN_SECONDS = 600
 NOT_NOW = re.compile(r"unable to contact|timed out|connection|temporarily|try again|violates", re.I)
 """Of sbatch: its controller is away, or more jobs were submitted than the account may have at once."""
 NEXT = "next"
@@ -164,9 +165,10 @@ def _new_batch(study_dir: Path, digests: list[str]) -> tuple[dict[str, Any], Pat
 
 
 def follow(study_dir: Path, code: Path, jobs: Sequence[str], options: Slurm, job: Any) -> None:
-    """Submits the job that goes on with the study once the others have ended."""
+    """Submits the job that goes on with the study once the others have ended; without others, after a while."""
     batch, path = _new_batch(study_dir, [])
-    changed = {**options.follow_parameters}
+    later = {} if jobs else {"begin": f"now+{LOOK_AGAIN_SECONDS}"}
+    changed = {"additional_parameters": {**options.additional_parameters, **later}, **options.follow_parameters}
     executor = _executor(path.with_suffix(""), batch["name"], code, options, changed)
     if jobs:
         executor.update_parameters(slurm_dependency=f"afterany:{':'.join(jobs)}")

@@ -32,8 +32,8 @@ SUCCESS, FAILURE, COME_BACK = 0, 1, 75
 """Exit codes: done; failed or crashed; stopped, or owned by another process (EX_TEMPFAIL: the same command goes on later)."""
 
 
-PIPE_WIDTH = 160
-"""Characters of a table that goes to a file or another program."""
+PIPE_SIZE = (160, 50)
+"""Columns and rows of a screen that is a file or another program."""
 
 
 def launch(cfg: Config, overrides: list[str], config_dir: str | None = None, directory: Path | None = None) -> int:
@@ -114,9 +114,16 @@ def train(cfg: Config, data: Dataset, identity: Mapping[str, Any], directory: Pa
 
 def plain_console(quiet: bool = False) -> Console:
     """A console that prints what it is given: brackets in a path or an override are no markup."""
-    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
+    width, height = (None, None) if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_SIZE  # without both TERM=dumb has 80
     return Screen(
-        width=width, soft_wrap=True, highlight=False, markup=False, emoji=False, quiet=quiet, force_terminal=False if quiet else None
+        width=width,
+        height=height,
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        quiet=quiet,
+        force_terminal=False if quiet else None,
     )
 
 

@@ -15,7 +15,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from ablate.errors import ConfigError
 from ablate.model.ffn import DENSE, FFN, Dense, FeedForward, Gated
-from tests.model.conftest import max_difference, randomise, yaml_of
+from tests.model.conftest import changed, max_difference, randomise, small, yaml_of
 
 
 def sigmoid(z: float) -> float:
@@ -138,7 +138,7 @@ def test_clamped_swiglu_without_its_changes_is_swiglu_and_is_refused() -> None:
 @pytest.mark.parametrize("option", ["alpha_p", "alpha_n", "beta"])
 def test_infinite_numbers_of_xielu_are_refused_by_name(option: str) -> None:
     with pytest.raises(ConfigError, match=f"ffn.{option}"):
-        ffn("xielu", 24, **{option: math.inf})
+        changed(small("ffn=xielu"), f"ffn.{option}", math.inf)
 
 
 def test_xielu_needs_a_curvature_below_that_is_above_beta() -> None:
