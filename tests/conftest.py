@@ -14,6 +14,7 @@ from tests.cluster import Cluster, missing
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: many small tests, run side by side
 os.environ["WANDB_MODE"] = "offline"
+os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started on, which xdist hands to its workers
 
 SHORT = ["train.tokens=8192", "train.batch_size=4", "model.width=32", "model.depth=2", "model.context=64", "model.heads=2"]
 SHORT += ["eval.bytes=4096", "eval.segment_bytes=1024", "eval.num_points=4", "progress=false", "tracker=none"]

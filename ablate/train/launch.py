@@ -114,7 +114,7 @@ def train(cfg: Config, data: Dataset, identity: Mapping[str, Any], directory: Pa
 
 def plain_console(quiet: bool = False) -> Console:
     """A console that prints what it is given: brackets in a path or an override are no markup."""
-    width, height = (None, None) if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_SIZE  # without both TERM=dumb has 80
+    width, height = (None, None) if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_SIZE
     return Screen(
         width=width,
         height=height,
