@@ -14,9 +14,11 @@ from ablate.model.count import count
 from ablate.model.dropout import DROPOUT
 from ablate.model.init import INIT
 from ablate.model.transformer import Transformer
+from ablate.train.distributed import ALONE
 from ablate.train.loop import Training, train_step
 from ablate.train.loss import LOSS
 from ablate.train.optim import OPTIM
+from ablate.train.parallel import Objective, Parallel
 from ablate.train.schedule import SCHEDULE
 from tests.model.conftest import changed, gradients_of, max_difference, options_of, random_model, small, targets_of, tokens_of, yaml_of
 
@@ -280,7 +282,10 @@ def training(cfg: Config) -> Training:
         counts=count(meta_model(cfg), cfg.model.context),
         compiled=False,
         peak_flops=1.0,
-        loss=LOSS.build(cfg.loss),
+        world=ALONE,
+        parallel=Parallel(ALONE),
+        objective=Objective(model, LOSS.build(cfg.loss)),
+        rows=cfg.train.micro_batch_size,
         lr=optim.lr,
         optimizers=optim.optimizers(model, INIT.build(cfg.init)),
         schedule=SCHEDULE.build(cfg.schedule),
