@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,10 +91,6 @@ class Control:
     def _say(self, text: str) -> None:
         self._console.print(text)
 
-    def say_all(self, things: Iterable[Any]) -> None:
-        for thing in things:
-            self._console.print(thing)
-
     # --- looking
 
     def plan(self) -> Plan:
@@ -143,9 +139,9 @@ class Control:
         """Runs or submits what is missing. `only`: hashes of runs that are taken up again, and no others."""
         self.study_dir.mkdir(parents=True, exist_ok=True)
         if isinstance(self.launcher, Local):
-            return self._go_here(by_person, only)
+            return self._go_here(only)
         code = self._submit(by_person, only)
-        return self.wait(by_person=False) if wait and code == DONE else code
+        return self.wait() if wait and code == DONE else code
 
     @contextmanager
     def _alone(self, seconds: float) -> Iterator[bool]:
@@ -235,7 +231,7 @@ class Control:
 
     # --- on this machine
 
-    def _go_here(self, by_person: bool, only: Collection[str] | None) -> int:
+    def _go_here(self, only: Collection[str] | None) -> int:
         assert isinstance(self.launcher, Local)
         with self._alone(0) as alone:
             if not alone:
@@ -309,7 +305,7 @@ class Control:
             return False
         return sum(cell.digest in batch["cells"] for batch in slurm.batches(self.study_dir)) < self.launcher.attempts
 
-    def wait(self, by_person: bool) -> int:
+    def wait(self) -> int:
         """Until every run has ended or nothing more can be done; on the way it does what the following job would."""
         said = ""
         while True:

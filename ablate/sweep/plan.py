@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ablate.config import Config, meta_model
-from ablate.data import Dataset, prepare
+from ablate.data import Dataset
 from ablate.errors import ConfigError, Problem
 from ablate.files import read_object
 from ablate.model.count import Counts, count
@@ -23,7 +23,7 @@ from ablate.sweep.composer import Composer
 from ablate.sweep.designs import arms_of
 from ablate.sweep.study import Study, over
 from ablate.sweep.tuning import Tuned, tune
-from ablate.train.launch import cache_dir
+from ablate.train.launch import data_of
 
 Stage = Literal["tune", "confirm"]
 
@@ -190,14 +190,7 @@ class Planner:
         """The data of a config, prepared now so that no job has to, and so that the plan knows each run by what it learns from."""
         key = repr((cfg.data, cfg.tokenizer, cfg.eval.bytes, cfg.eval.segment_bytes))
         if key not in self._datasets:
-            self._datasets[key] = prepare(
-                cfg.data,
-                cfg.tokenizer,
-                eval_bytes=cfg.eval.bytes,
-                segment_bytes=cfg.eval.segment_bytes,
-                cache_dir=cache_dir(cfg),
-                say=self._say,
-            )
+            self._datasets[key] = data_of(cfg, self._say)
         return self._datasets[key]
 
     def content_hash(self, cfg: Config) -> str:

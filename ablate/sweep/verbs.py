@@ -140,7 +140,7 @@ def wait(argv: Sequence[str]) -> int:
     flags = _parser("wait").parse_args(argv)
     with _opened(flags) as control:
         if isinstance(control.launcher, Slurm):
-            return control.wait(by_person=False)
+            return control.wait()
         while any(control.plan().states[cell.digest] == "running" for cell in control.plan().cells):
             time.sleep(LIVE_SECONDS)
         return control.report(control.plan())

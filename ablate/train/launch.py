@@ -46,14 +46,7 @@ def launch(cfg: Config, overrides: list[str], config_dir: str | None = None, dir
     console = plain_console(quiet=not world.first)
     device = find_device(cfg, world)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(cfg) / "inductor"))  # one cache of compiled code for all runs
-    data = prepare(
-        cfg.data,
-        cfg.tokenizer,
-        eval_bytes=cfg.eval.bytes,
-        segment_bytes=cfg.eval.segment_bytes,
-        cache_dir=cache_dir(cfg),
-        say=console.print,
-    )
+    data = data_of(cfg, console.print)
     identity = canonical(cfg, data.content_hash)
     if directory is not None and run_hash(identity) != directory.name.rpartition("-")[2]:
         raise ConfigError.at("data", f"has changed since {directory.name} was planned: the same command plans anew")
@@ -139,6 +132,18 @@ class Screen(Console):
             super().print(*objects, **how)
         except OSError:
             self.quiet = True
+
+
+def data_of(cfg: Config, say: Callable[[str], None]) -> Dataset:
+    """The data of a config, prepared if it is not in the cache."""
+    return prepare(
+        cfg.data,
+        cfg.tokenizer,
+        eval_bytes=cfg.eval.bytes,
+        segment_bytes=cfg.eval.segment_bytes,
+        cache_dir=cache_dir(cfg),
+        say=say,
+    )
 
 
 def cache_dir(cfg: Config) -> Path:
