@@ -32,7 +32,6 @@ from torch._dynamo.utils import counters
 
 from ablate.composition import compose
 from ablate.config import Config, ProbesConfig, meta_model
-from ablate.data import prepare
 from ablate.environment import DTYPES, environment, matmul_peak
 from ablate.errors import ConfigError
 from ablate.model.count import count
@@ -40,7 +39,7 @@ from ablate.registry import sized
 from ablate.runs import Run, canonical
 from ablate.shipped import conf_dir
 from ablate.trackers import start_mirror
-from ablate.train.launch import cache_dir, plain_console
+from ablate.train.launch import data_of, plain_console
 from ablate.train.loop import Stop, Training, build, find_device, restore, run_steps, should_compile, train_step
 
 FOREVER_TOKENS = 10**15
@@ -164,7 +163,7 @@ def _endless(overrides: list[str]) -> Config:
 
 
 def _training(cfg: Config) -> Training:
-    data = prepare(cfg.data, cfg.tokenizer, eval_bytes=cfg.eval.bytes, segment_bytes=cfg.eval.segment_bytes, cache_dir=cache_dir(cfg))
+    data = data_of(cfg)
     return build(cfg, data)
 
 

@@ -22,12 +22,11 @@ from safetensors.torch import load_file
 
 from ablate.composition import compose
 from ablate.config import Config, parse
-from ablate.data import prepare
 from ablate.errors import ConfigError, Problem
 from ablate.files import read_object, read_yaml
 from ablate.runs import SCHEMA
 from ablate.train.curves import MULTIPLES, length_extrapolation
-from ablate.train.launch import cache_dir, plain_console
+from ablate.train.launch import data_of, plain_console
 from ablate.train.loop import find_device
 
 EXTENSIONS = ("none", "ntk", "yarn")
@@ -102,7 +101,7 @@ def measure(directory: Path, extend: str | None) -> Extrapolation:
         weights = load_file(directory / "model.safetensors")
     except (OSError, SafetensorError) as error:
         raise ConfigError.at(str(directory / "model.safetensors"), f"cannot be read: {error}") from None
-    data = prepare(cfg.data, cfg.tokenizer, eval_bytes=cfg.eval.bytes, segment_bytes=cfg.eval.segment_bytes, cache_dir=cache_dir(cfg))
+    data = data_of(cfg)
     if data.content_hash != read_object(directory / "identity.json").get("data"):
         raise ConfigError.at(directory.name, f"data={cfg.data.kind} is not what it was when this run was trained")
     device = find_device(cfg.model_copy(update={"device": "auto"}))

@@ -134,7 +134,7 @@ class Screen(Console):
             self.quiet = True
 
 
-def data_of(cfg: Config, say: Callable[[str], None]) -> Dataset:
+def data_of(cfg: Config, say: Callable[[str], None] = lambda text: None) -> Dataset:
     """The data of a config, prepared if it is not in the cache."""
     return prepare(
         cfg.data,
