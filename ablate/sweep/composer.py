@@ -7,6 +7,7 @@ does itself, and cells that differ in their seeds alone are parsed once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import deepcopy
@@ -26,6 +27,9 @@ from ablate.matching import MATCH, matched
 
 PLAIN_AXES = frozenset({*ARCHITECTURE, "optim", "schedule"})
 """Groups whose files set nothing beside their own key."""
+
+PLAIN_INTERPOLATION = re.compile(r"\$\{(\w+)(?:\.\w+)*\}")
+"""${train.batch_size}, of which the first key is found."""
 
 SEEDS = ("seed", "init_seed", "data_seed")
 
@@ -58,8 +62,10 @@ class Composer:
         self._stack = ExitStack()
         self._normal: dict[str, Normal | Problem] = {}
         self._raw: dict[tuple[str, ...], Values] = {}
+        self._choices: dict[tuple[str, ...], dict[tuple[str, str], Any]] = {}
         self._structures: dict[tuple[Any, ...], Values] = {}
         self._parsed: dict[tuple[Any, ...], Config | ConfigError] = {}
+        self._seeds: dict[str, dict[str, int] | None] = {}
         self._configs: dict[tuple[str, ...], Config | ConfigError] = {}
 
     def __enter__(self) -> Self:
@@ -119,10 +125,16 @@ class Composer:
         found = self._parsed[shared]
         if not parts.seeds:
             return _or_raised(found)
-        seeds = _seeds(structure, parts.seeds)
+        seeds = self._seeds_of({name: structure[name] for name in SEEDS} | dict(parts.seeds))
         if seeds is None or isinstance(found, ConfigError):  # all problems at once, those of the seeds among them
             return _parsed(structure, [*parts.values, *parts.seeds])
         return found.model_copy(update=seeds)
+
+    def _seeds_of(self, chosen: Values) -> dict[str, int] | None:
+        key = repr(sorted(chosen.items()))
+        if key not in self._seeds:
+            self._seeds[key] = _seeds(chosen)
+        return self._seeds[key]
 
     def _parts(self, overrides: Sequence[Normal]) -> Parts:
         wide: list[str] = []
@@ -166,13 +178,14 @@ class Composer:
         return normal, problems
 
     def _structure(self, wide: tuple[str, ...], axes: tuple[tuple[str, str], ...]) -> Values:
-        """What the groups give, interpolations still open."""
+        """What the groups give, interpolations still open. What is new is composed together: on a plain axis, no choice moves another."""
         if (wide, axes) not in self._structures:
-            if len(axes) < 2:
-                found = self._composed((*wide, *(f"{axis}={word}" for axis, word in axes)))
-            else:
-                found = self._composed(wide) | {axis: self._composed((*wide, f"{axis}={word}"))[axis] for axis, word in axes}
-            self._structures[wide, axes] = found
+            known = self._choices.setdefault(wide, {})
+            new = [choice for choice in axes if choice not in known]
+            composed = self._composed((*wide, *(f"{axis}={word}" for axis, word in new)))
+            known |= {(axis, word): composed[axis] for axis, word in new}
+            rest = composed if len(new) == len(axes) else self._composed(wide)
+            self._structures[wide, axes] = rest | {axis: known[axis, word] for axis, word in axes}
         return self._structures[wide, axes]
 
     def _composed(self, overrides: tuple[str, ...]) -> Values:
@@ -206,7 +219,16 @@ def _parsed(structure: Values, chosen: Sequence[tuple[str, Any]]) -> Config:
     values = deepcopy(structure)
     for key, value in chosen:
         set_value(values, key, value)
-    return parse(OmegaConf.create(values))
+    return parse(resolved(values))
+
+
+def resolved(values: Values) -> Values:
+    """Interpolations resolved, by OmegaConf, which takes its time: it gets the keys that have some, and the keys that those name."""
+    unresolved = {key: value for key, value in values.items() if "${" in repr(value)}
+    text = repr(unresolved)
+    names = PLAIN_INTERPOLATION.findall(text)
+    asked = {*unresolved, *names} if len(names) == text.count("${") else values.keys()
+    return values | container(OmegaConf.create({key: value for key, value in values.items() if key in asked}))
 
 
 def _or_raised(found: Config | ConfigError) -> Config:
@@ -215,10 +237,10 @@ def _or_raised(found: Config | ConfigError) -> Config:
     return found
 
 
-def _seeds(structure: Values, chosen: Sequence[tuple[str, Any]]) -> dict[str, int] | None:
+def _seeds(chosen: Values) -> dict[str, int] | None:
     """The three seeds: what is chosen, and what follows from it (init_seed: ${seed}); None where one is no seed."""
     try:
-        found = container(OmegaConf.create({name: structure[name] for name in SEEDS} | dict(chosen)))
+        found = container(OmegaConf.create(chosen))
         return {name: TypeAdapter(Seed).validate_python(found[name], strict=True) for name in SEEDS}
     except (ConfigError, ValidationError):
         return None

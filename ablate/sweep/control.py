@@ -73,7 +73,7 @@ class Control:
         told = self.told
         composer = self._stack.enter_context(Composer(told.config_name, self._config_dir))
         self._planner = Planner(parse_study(told.study, told.name), composer, self._common(), self._say, self._config_dir)
-        first = self._planner.plan().cells[0].cfg
+        first = self._planner.first
         self.results_dir = Path(first.results_dir).expanduser().absolute()
         self.study_dir = self.results_dir / told.name
         self._imports = list(first.imports)

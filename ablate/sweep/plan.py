@@ -7,7 +7,7 @@ again, and the second stage appears once the first has ended.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ from ablate.errors import ConfigError, Problem
 from ablate.files import read_object
 from ablate.model.count import Counts, count
 from ablate.runs import canonical, find_run, read_status, run_hash, slug
-from ablate.sweep.arms import Arm, Arms, match_overrides
+from ablate.sweep.arms import Arm, Arms, axes_of, match_overrides, overrides_of
 from ablate.sweep.composer import Composer
 from ablate.sweep.designs import arms_of
 from ablate.sweep.study import Study, over
@@ -92,6 +92,8 @@ class Planner:
         self._datasets: dict[str, Dataset] = {}
         self._made: dict[tuple[Any, ...], Cell] = {}
         self._costs: dict[str, Cost] = {}
+        for cell in diagonal(axes_of(study)):  # Hydra composes a choice of every axis at once
+            composer.refused(over(self._base, overrides_of(cell)))
         self.arms = arms_of(study, lambda overrides: composer.refused(over(common, overrides)), config_dir)
         self._match = match_overrides(study, self.arms.arms[0])
         self._check_matched()
@@ -106,6 +108,11 @@ class Planner:
                 problems += [Problem(f"{arm.name}: {problem.key}", problem.message) for problem in error.problems]
         if problems:
             raise ConfigError(problems)
+
+    @property
+    def first(self) -> Config:
+        """The config of the first arm, for what all runs have in common."""
+        return self._composer.config(self._overrides(self.arms.arms[0]))
 
     def _overrides(self, arm: Arm, *more: str) -> list[str]:
         """The whole command line of an arm."""
@@ -202,6 +209,12 @@ class Planner:
             counts: Counts = count(meta_model(cfg), cfg.model.context)
             self._costs[arm.name] = Cost(counts.parameters, counts.training_flops_per_token * cfg.steps * cfg.batch_tokens)
         return self._costs[arm.name]
+
+
+def diagonal(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """As few cells of a grid as have all its values."""
+    for index in range(max(map(len, axes.values()), default=0)):
+        yield {key: values[min(index, len(values) - 1)] for key, values in axes.items()}
 
 
 def state_of(directory: Path) -> str:
