@@ -123,9 +123,9 @@ class Control:
         return plan
 
     def _hours(self, plan: Plan, seconds: Mapping[str, float]) -> float | None:
-        names = [cell.arm for cell in plan.unfinished()]
-        known = all(name in seconds for name in names)
-        return sum(seconds[name] for name in names) / 3600 if known else None
+        todo = plan.unfinished()
+        known = all(cell.arm in seconds for cell in todo)
+        return sum(seconds[cell.arm] * cell.share for cell in todo) / 3600 if known else None
 
     def _queued_if_known(self) -> Mapping[str, slurm.Queued]:
         try:
@@ -214,6 +214,7 @@ class Control:
                     "directory": str(cell.directory),
                     "arm": cell.arm,
                     "stage": cell.stage,
+                    "share": cell.share,
                     "lr": cell.rate,
                     "seed": cell.seed,
                     "steps": cell.cfg.steps,

@@ -6,6 +6,7 @@ again, and the second stage appears once the first has ended.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,10 @@ from ablate.sweep.study import Study, over
 from ablate.sweep.tuning import Tuned, tune
 from ablate.train.launch import data_of
 
-Stage = Literal["tune", "confirm"]
+Stage = Literal["tune", "confirm", "budget"]
+
+BUDGET_BLOCKS = 2
+"""Blocks in which the baseline is trained on other numbers of tokens."""
 
 ENDED = ("done", "failed")
 """States of a run that has a result: a failure is an outcome too."""
@@ -43,6 +47,7 @@ class Cell:
     seed: int
     overrides: tuple[str, ...]  # the whole command line
     cfg: Config
+    share: float = 1.0  # of the training tokens of the other runs
 
 
 class Cost(NamedTuple):
@@ -50,6 +55,9 @@ class Cost(NamedTuple):
 
     parameters: int
     flops: float  # of training
+    active_parameters: int  # those that work on one token
+    training_flops_per_token: float
+    kv_bytes_per_token: int  # of a cache in bfloat16
 
 
 @dataclass
@@ -124,16 +132,17 @@ class Planner:
         cells: list[Cell] = []
         later = 0
         for arm in self.arms.arms:
-            if self.study.tuning is None:
-                cells += self._confirm(arm, None)
-                continue
-            tuned[arm.name] = self._tune(arm)
-            cells += self._tuning_cells(arm, tuned[arm.name].rates)
-            if tuned[arm.name].best is None:
-                later += len(self.study.blocks)
-            else:
-                cells += self._confirm(arm, tuned[arm.name].best)
-        order = {"tune": 0, "confirm": 1}
+            rate = None
+            if self.study.tuning is not None:
+                tuned[arm.name] = self._tune(arm)
+                rate = tuned[arm.name].best
+                cells += self._tuning_cells(arm, tuned[arm.name].rates)
+                if rate is None:
+                    later += len(self.study.blocks) + len(list(self._budgets(arm)))
+                    continue
+            cells += self._confirm(arm, rate)
+            cells += [self._cell(arm, "budget", rate, seed, share) for share, seed in self._budgets(arm)]
+        order = {"tune": 0, "confirm": 1, "budget": 2}
         cells.sort(key=lambda cell: (order[cell.stage], self._place_of_seed(cell)))  # whole blocks first: pairs come early
         unique = {cell.digest: cell for cell in reversed(cells)}
         kept = [cell for cell in cells if unique[cell.digest] is cell]
@@ -150,11 +159,16 @@ class Planner:
 
     def _place_of_seed(self, cell: Cell) -> int:
         arm = next(arm for arm in self.arms.arms if arm.name == cell.arm)
-        seeds = self.study.blocks if cell.stage == "confirm" or self.study.tuning is None else self.study.tuning.seeds
+        seeds = self.study.tuning.seeds if cell.stage == "tune" and self.study.tuning else self.study.blocks
         return seeds.index(cell.seed - arm.seed_offset)
 
     def _confirm(self, arm: Arm, rate: float | None) -> list[Cell]:
         return [self._cell(arm, "confirm", rate, seed + arm.seed_offset) for seed in self.study.blocks]
+
+    def _budgets(self, arm: Arm) -> Iterator[tuple[float, int]]:
+        """Shares of the training tokens and seeds on which an arm is trained as well: the baseline alone."""
+        if arm.name == self.arms.baseline:
+            yield from itertools.product(self.study.budgets, self.study.blocks[:BUDGET_BLOCKS])
 
     def _tuning_cells(self, arm: Arm, rates: Sequence[float]) -> list[Cell]:
         assert self.study.tuning is not None
@@ -181,16 +195,20 @@ class Planner:
         loss = read_object(cell.directory / "summary.json").get("eval_loss") if state == "done" else None
         return min(float(loss), cap) if isinstance(loss, int | float) else None
 
-    def _cell(self, arm: Arm, stage: Stage, rate: float | None, seed: int) -> Cell:
-        key = (arm.name, stage, rate, seed)
+    def _cell(self, arm: Arm, stage: Stage, rate: float | None, seed: int, share: float = 1.0) -> Cell:
+        key = (arm.name, stage, rate, seed, share)
         if key not in self._made:
-            overrides = self._overrides(arm, *([f"optim.lr={rate!r}"] if rate is not None else []), f"seed={seed}")
+            own = [f"optim.lr={rate!r}"] if rate is not None else []
+            if share != 1:
+                own.append(f"train.tokens={round(share * self._composer.config(self._overrides(arm)).train.tokens)}")
+            overrides = self._overrides(arm, *own, f"seed={seed}")
             cfg = self._composer.config(overrides)
             identity = canonical(cfg, self.data(cfg).content_hash)
             digest = run_hash(identity)
             name = f"{slug(cfg, self._composer.config([f'arch={cfg.arch}']))}-{digest}"
             directory = find_run(cfg.results_dir, digest) or Path(cfg.results_dir).expanduser() / "runs" / name
-            self._made[key] = Cell(digest, directory.absolute(), arm.name, stage, cfg.optim.model_dump()["lr"], seed, tuple(overrides), cfg)
+            used = cfg.optim.model_dump()["lr"]
+            self._made[key] = Cell(digest, directory.absolute(), arm.name, stage, used, seed, tuple(overrides), cfg, share)
         return self._made[key]
 
     def data(self, cfg: Config) -> Dataset:
@@ -207,7 +225,13 @@ class Planner:
         if arm.name not in self._costs:
             cfg = self._composer.config(self._overrides(arm, f"seed={self.study.blocks[0] + arm.seed_offset}"))
             counts: Counts = count(meta_model(cfg), cfg.model.context)
-            self._costs[arm.name] = Cost(counts.parameters, counts.training_flops_per_token * cfg.steps * cfg.batch_tokens)
+            self._costs[arm.name] = Cost(
+                counts.parameters,
+                counts.training_flops_per_token * cfg.steps * cfg.batch_tokens,
+                counts.active,
+                counts.training_flops_per_token,
+                counts.kv_bytes_per_token(),
+            )
         return self._costs[arm.name]
 
 

@@ -105,7 +105,7 @@ def _rates(rates: Sequence[float]) -> str:
 
 def _cost(plan: Plan, hours: float | None) -> str:
     todo = plan.unfinished()
-    flops = math.fsum(plan.costs[cell.arm].flops for cell in todo)
+    flops = math.fsum(plan.costs[cell.arm].flops * cell.share for cell in todo)
     later = math.fsum(
         plan.costs[arm.name].flops * len(plan.study.blocks)
         for arm in plan.arms.arms

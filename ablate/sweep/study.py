@@ -95,6 +95,12 @@ def _rising(values: list[float]) -> list[float]:
     return values
 
 
+def _not_one(values: list[float]) -> list[float]:
+    if 1.0 in values:
+        raise ValueError("must not have 1 in it: those are the blocks themselves")
+    return values
+
+
 def _seeds(value: object) -> object:
     """8 -> the seeds 0 to 7."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -153,6 +159,10 @@ class Study(Section):
 
     `seed_offsets` gives an arm that is the baseline once more seeds of its own: block b of it runs with the seed b + offset, in tuning
     too, so that it goes through everything an arm goes through and differs by chance alone (an A/A test).
+
+    `budgets` are shares of the training tokens on which the tuned baseline is trained too, each with a whole schedule of its own, in the
+    first two blocks: they tell what a difference is worth in tokens. `looks` are the numbers of blocks after which verdicts may be read
+    before the last one: the chance of error is shared out among them and the end.
     """
 
     name: Name
@@ -170,6 +180,8 @@ class Study(Section):
     tuning: Tuning | None = None
     match: Matching = Matching()
     margin: Margin = Margin(tokens=0.03)
+    budgets: Annotated[list[Positive], AfterValidator(_rising), AfterValidator(_not_one)] = Field(default=[])
+    looks: Annotated[list[Annotated[int, Field(ge=2)]], AfterValidator(_rising)] = Field(default=[])
 
 
 def load_study(word: str) -> Study:
@@ -300,6 +312,11 @@ def _together(study: Study) -> Iterator[Problem]:
     yield from _arms_together(study)
     yield from _axes_together(study)
     yield from _set_together(study)
+    for look in study.looks:
+        if look >= len(study.blocks):
+            yield Problem("looks", f"must be before the last of {len(study.blocks)} blocks, got {look}")
+    if any(place_of(text) == "train.tokens" for _, text in _overrides(study.model_dump()) if _ != "set") and study.budgets:
+        yield Problem("budgets", "are shares of the training tokens, which an arm or an axis changes here")
     if (study.margin.tokens is None) == (study.margin.nats is None):
         yield Problem("margin", "must be one of tokens: 0.03 (a share of the training tokens) and nats: 0.01")
     if study.match.kind == "none":
