@@ -3,6 +3,7 @@
     ablate bench scale=small compile=true                      # our loop against a bare loop, and the peak of matrix products
     ablate bench scale=tiny compile=true vs norm=layernorm vs norm=none    # configs against each other
     ablate bench --every arch --rounds 3 scale=small compile=true          # every choice of a group, each against the config
+    ablate bench --study norm                                              # every arm of a study against its baseline
 
 A machine is shared and noisy; a ratio within a round is not. On a CPU compare the speed of variants compiled: eager, an operator that
 has a fused kernel beats one that has none, which says nothing about the variants.
@@ -24,6 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
@@ -34,10 +36,13 @@ from ablate.composition import compose
 from ablate.config import Config, ProbesConfig, meta_model
 from ablate.environment import DTYPES, environment, matmul_peak
 from ablate.errors import ConfigError
+from ablate.files import read_object, read_yaml, write_json
 from ablate.model.count import count
 from ablate.registry import sized
 from ablate.runs import Run, canonical
 from ablate.shipped import conf_dir
+from ablate.sweep.board import find_study
+from ablate.sweep.study import over
 from ablate.trackers import start_mirror
 from ablate.train.launch import data_of, plain_console
 from ablate.train.loop import Stop, Training, build, find_device, restore, run_steps, should_compile, train_step
@@ -70,15 +75,19 @@ def bench(argv: list[str]) -> int:
     )
     parser.add_argument("--rounds", type=int, default=11, help="rounds, in each of which every contestant has its turn (default 11)")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn (default 2)")
+    parser.add_argument("--study", metavar="NAME", help="every arm of a study against its baseline, for the cost columns of its report")
+    parser.add_argument("--results-dir", default="results", help="where studies are (default results)")
     parser.add_argument("--every", metavar="GROUP", help="every choice of a group (arch, norm, ...) against the config, one after another")
     flags, rest = parser.parse_known_args(argv)
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
-        raise ConfigError.at(unknown[0], "no such flag; allowed: --rounds, --seconds, --every, --help")
+        raise ConfigError.at(unknown[0], "no such flag; allowed: --rounds, --seconds, --every, --study, --results-dir, --help")
     if flags.rounds < 1 or flags.seconds < 0:
         raise ConfigError.at("--rounds, --seconds", f"at least 1 round of at least 0 seconds, got {flags.rounds} and {flags.seconds}")
     console = plain_console()
     first, *others = _split(rest)
+    if flags.study:
+        return arms_of_study(flags.study, flags.results_dir, rest, flags.rounds, flags.seconds, console.print)
     if flags.every:
         console.print(every(first, flags.every, flags.rounds, flags.seconds, console.print))
         return 0
@@ -117,31 +126,88 @@ def every(common: list[str], group: str, rounds: int, seconds: float, say: Calla
         result.add_column(column, justify="right")
     for word in words:
         try:
-            row = _against(common, f"{group}={word}", rounds, seconds)
-            result.add_row(word, *row)
-            say(f"{group}={word}: {row[1]} of the time")
+            pair = _against(common, [*common, f"{group}={word}"], rounds, seconds)
+            result.add_row(
+                word,
+                f"{1000 * pair.seconds:.1f}",
+                f"{pair.ratio:.3f}",
+                f"{pair.low:.3f} to {pair.high:.3f}",
+                f"{pair.parameters:.3f}",
+                f"{pair.flops:.3f}",
+                str(pair.graphs),
+            )
+            say(f"{group}={word}: {pair.ratio:.3f} of the time")
         except ConfigError as error:
             result.add_row(word, f"refused: {error.problems[0].key}")
     return result
 
 
-def _against(common: list[str], choice: str, rounds: int, seconds: float) -> list[str]:
+class Paired(NamedTuple):
+    """A config against another, by turns: medians, and the middle half of the ratios of their times."""
+
+    seconds: float  # a step
+    ratio: float
+    low: float
+    high: float
+    parameters: float  # ratio
+    flops: float  # ratio, of a token
+    graphs: int
+    tokens_per_second: float
+    peak_memory: int | None  # bytes, of both models and their optimizers together; None on a CPU
+
+
+def _against(baseline: list[str], other: list[str], rounds: int, seconds: float, config_dir: str | None = None) -> Paired:
     torch.compiler.reset()  # or each pair would look through what was compiled for those before it
-    baseline, contender = _variant(common, []), _variant(common, [choice])
+    theirs, ours = _variant(baseline, [], config_dir), _variant(other, [], config_dir)
+    device = ours.training.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     for _ in range(WARM_UP_STEPS):
-        baseline.step()
+        theirs.step()
     graphs = counters["stats"]["unique_graphs"]
-    race([baseline, contender], rounds, seconds)
-    ours, theirs = contender.training.counts, baseline.training.counts
-    ratios = sorted(ours / theirs for ours, theirs in zip(contender.seconds, baseline.seconds, strict=True))
-    return [
-        f"{1000 * median(contender.seconds):.1f}",
-        f"{median(ratios):.3f}",
-        f"{ratios[len(ratios) // 4]:.3f} to {ratios[-1 - len(ratios) // 4]:.3f}",
-        f"{ours.parameters / theirs.parameters:.3f}",
-        f"{ours.training_flops_per_token / theirs.training_flops_per_token:.3f}",
-        str(counters["stats"]["unique_graphs"] - graphs),
-    ]
+    race([theirs, ours], rounds, seconds)
+    ratios = sorted(one / two for one, two in zip(ours.seconds, theirs.seconds, strict=True))
+    counts, reference = ours.training.counts, theirs.training.counts
+    return Paired(
+        seconds=median(ours.seconds),
+        ratio=median(ratios),
+        low=ratios[len(ratios) // 4],
+        high=ratios[-1 - len(ratios) // 4],
+        parameters=counts.parameters / reference.parameters,
+        flops=counts.training_flops_per_token / reference.training_flops_per_token,
+        graphs=counters["stats"]["unique_graphs"] - graphs,
+        tokens_per_second=ours.training.cfg.batch_tokens / median(ours.seconds),
+        peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    )
+
+
+def arms_of_study(name: str, results_dir: str, extra: list[str], rounds: int, seconds: float, say: Callable[[str], object]) -> int:
+    """Every arm of a study against its baseline, compiled unless `extra` says otherwise; the report reads what this writes, bench.json."""
+    study_dir = find_study(name, results_dir)
+    manifest, told = read_object(study_dir / "plan.json"), read_yaml(study_dir / "study.yaml") or {}
+    commands: dict[str, list[str]] = {}
+    for cell in manifest["cells"]:
+        commands.setdefault(cell["arm"], over(cell["overrides"], ["compile=true", *extra]))
+    baseline = commands[manifest["baseline"]]
+    training = _variant(baseline, [], told.get("config_dir")).training
+    arms: dict[str, Any] = {}
+    for arm, command in commands.items():
+        pair = _against(baseline, command, rounds, seconds, told.get("config_dir"))
+        arms[arm] = {
+            "ms": 1000 * pair.seconds,
+            "ratio": pair.ratio,
+            "low": pair.low,
+            "high": pair.high,
+            "tokens_per_second": pair.tokens_per_second,
+            "peak_memory": pair.peak_memory,
+        }
+        say(f"{arm}: {pair.ratio:.3f} of the time of a step of {manifest['baseline']} (middle half {pair.low:.3f} to {pair.high:.3f})")
+    facts = environment(training.device)
+    about = {key: facts[key] for key in ("time", "device", "device_type", "threads", "commit")}
+    settings = {"torch": torch.__version__, "dtype": training.cfg.dtype, "compiled": training.compiled, "rounds": rounds}
+    write_json(study_dir / "bench.json", {**about, **settings, "arms": arms})
+    say(f"written to {study_dir / 'bench.json'}; `python -m ablate report {name}` reads it")
+    return 0
 
 
 def _split(words: list[str]) -> list[list[str]]:
@@ -154,12 +220,12 @@ def _split(words: list[str]) -> list[list[str]]:
     return groups
 
 
-def _endless(overrides: list[str]) -> Config:
+def _endless(overrides: list[str], config_dir: str | None = None) -> Config:
     """The config of a run that neither evaluates nor saves while it is timed, compiled if the real one would be."""
-    real = compose(overrides)
+    real = compose(overrides, config_dir=config_dir)
     compiled = should_compile(real, find_device(real), count(meta_model(real), real.model.context))
     endless = [f"train.tokens={FOREVER_TOKENS}", "eval.num_points=1", "checkpoint.every_seconds=.inf", f"compile={compiled}"]
-    return compose([*overrides, *endless])
+    return compose(over(overrides, endless), config_dir=config_dir)
 
 
 def _training(cfg: Config) -> Training:
@@ -167,8 +233,8 @@ def _training(cfg: Config) -> Training:
     return build(cfg, data)
 
 
-def _variant(common: list[str], extra: list[str]) -> Contestant:
-    training = _training(_endless([*common, *extra]))
+def _variant(common: list[str], extra: list[str], config_dir: str | None = None) -> Contestant:
+    training = _training(_endless([*common, *extra], config_dir))
     return Contestant(" ".join(extra) or " ".join(common) or "baseline", lambda: train_step(training), training)
 
 

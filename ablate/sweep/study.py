@@ -315,7 +315,8 @@ def _together(study: Study) -> Iterator[Problem]:
     for look in study.looks:
         if look >= len(study.blocks):
             yield Problem("looks", f"must be before the last of {len(study.blocks)} blocks, got {look}")
-    if any(place_of(text) == "train.tokens" for _, text in _overrides(study.model_dump()) if _ != "set") and study.budgets:
+    arms = [text for place, text in _overrides(study.model_dump()) if place != "set"]
+    if study.budgets and "train.tokens" in map(place_of, arms):
         yield Problem("budgets", "are shares of the training tokens, which an arm or an axis changes here")
     if (study.margin.tokens is None) == (study.margin.nats is None):
         yield Problem("margin", "must be one of tokens: 0.03 (a share of the training tokens) and nats: 0.01")
