@@ -23,6 +23,8 @@ VERBS = {
     "logs": ("ablate.sweep.verbs", "what a run has said"),
     "cancel": ("ablate.sweep.verbs", "takes the runs of a study out of the queue and stops those that run"),
     "retry": ("ablate.sweep.verbs", "runs again what crashed, was killed or lost"),
+    "report": ("ablate.report.command", "a page with verdicts of a study, of any runs, or of runs on W&B"),
+    "compare": ("ablate.report.command", "two runs or two studies: what differs, and what it does"),
 }
 """verb -> the module whose function of the same name takes the rest of argv and gives the exit code; and what it does."""
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ablate.cli import main
 from tests.cluster import Cluster, missing
+from tests.command import Command
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: many small tests, run side by side
 os.environ["WANDB_MODE"] = "offline"
@@ -22,7 +24,7 @@ SHORT += ["init=fan_in", "optim.lr=2e-2"]
 """Overrides of a run of 32 steps, which takes about a second."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """One cache for the whole session: the corpus is prepared once."""
     root = tmp_path_factory.getbasetemp()
@@ -33,6 +35,29 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 def short(cache_dir: Path, tmp_path: Path) -> list[str]:
     """Overrides of a short run whose results lie in this test's folder."""
     return [*SHORT, f"results_dir={tmp_path / 'results'}", f"cache_dir={cache_dir}"]
+
+
+@pytest.fixture(scope="session")
+def plain(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run of `short` and nothing else, which no test may change."""
+    results = tmp_path_factory.mktemp("plain")
+    assert main([*SHORT, f"results_dir={results}", f"cache_dir={cache_dir}"]) == 0
+    [directory] = (results / "runs").iterdir()
+    return directory
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """`start(*overrides)`: an `ablate` in a process of its own, which does not outlive the test."""
+    commands: list[Command] = []
+
+    def start(*words: str, folder: Path | None = None, environment: Mapping[str, str] = os.environ) -> Command:
+        commands.append(Command(words, folder or Path.cwd(), environment, tmp_path / f"command{len(commands)}.txt"))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        command.kill()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import yaml
 
 import ablate
 from ablate.cli import main
+from tests.command import Command
 
 ROOT = Path(__file__).parents[1]
 
@@ -147,11 +149,10 @@ def test_both_spellings_are_the_same_config(one: str, other: str) -> None:
     assert ablate.compose([one]) != ablate.compose([])
 
 
-def test_the_command_line_and_compose_give_the_same_config(tmp_path: Path) -> None:
+def test_the_command_line_and_compose_give_the_same_config(start: Callable[..., Command]) -> None:
     overrides = ["+norm=prmsnorm", "stability=[qk_norm,z_loss]", "scale=tiny", "seed=5"]
-    shown = run(f"--cfg job --resolve {' '.join(overrides)}", tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert ablate.parse(yaml.safe_load(shown.stdout)) == ablate.compose(overrides)
+    shown = start("--cfg", "job", "--resolve", *overrides).end()
+    assert ablate.parse(yaml.safe_load(shown)) == ablate.compose(overrides)
 
 
 def test_cfg_refuses_what_training_refuses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,10 +167,8 @@ def test_help_lists_the_axes_and_their_variants(tmp_path: Path) -> None:
     assert "count" in shown.stdout
 
 
-def test_info_defaults_shows_the_choice(tmp_path: Path) -> None:
-    shown = run("--info defaults +norm=layernorm", tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert "norm/layernorm" in shown.stdout
+def test_info_defaults_shows_the_choice(start: Callable[..., Command]) -> None:
+    assert "norm/layernorm" in start("--info", "defaults", "+norm=layernorm").end()
 
 
 def test_a_foreign_conf_folder_is_never_picked_up(tmp_path: Path) -> None:
@@ -182,13 +181,12 @@ def test_a_foreign_conf_folder_is_never_picked_up(tmp_path: Path) -> None:
     assert yaml.safe_load(shown.stdout)["norm"]["kind"] == "rmsnorm"
 
 
-def test_a_folder_of_the_users_own_adds_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_the_users_own_adds_choices(tmp_path: Path, start: Callable[..., Command]) -> None:
     (tmp_path / "mine" / "norm").mkdir(parents=True)
     (tmp_path / "mine" / "norm" / "coarse.yaml").write_text("defaults: [rmsnorm, _self_]\neps: 0.1\n")
     assert main(["count", "norm=coarse"]) == 2
-    shown = run("--config-dir mine --cfg job +norm=coarse", tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert yaml.safe_load(shown.stdout)["norm"] == {"kind": "rmsnorm", "eps": 0.1, "weight": "plain"}
+    shown = start("--config-dir", "mine", "--cfg", "job", "+norm=coarse").end()
+    assert yaml.safe_load(shown)["norm"] == {"kind": "rmsnorm", "eps": 0.1, "weight": "plain"}
     assert ablate.compose(["norm=coarse"], config_dir=str(tmp_path / "mine")).norm.eps == 0.1  # type: ignore[attr-defined]
 
 
@@ -202,7 +200,7 @@ def examples_of_the_readme(language: str, holding: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(("axis", "word", "option"), [("norm", "scalenorm", "eps"), ("position", "power", "exponent")])
 def test_the_readmes_variants_train_from_outside_the_package_and_are_checked_like_any_other(
-    axis: str, word: str, option: str, tmp_path: Path
+    axis: str, word: str, option: str, short: list[str], tmp_path: Path, start: Callable[..., Command]
 ) -> None:
     module = {"norm": "ablate.model.norm", "position": "ablate.model.position.relative"}[axis]
     names = ["from ablate.registry import *", f"from {module} import *"]
@@ -211,20 +209,16 @@ def test_the_readmes_variants_train_from_outside_the_package_and_are_checked_lik
     (tmp_path / "my_variants.py").write_text("\n".join(["from __future__ import annotations", *names, code]))
     (tmp_path / "mine" / axis).mkdir(parents=True)
     (tmp_path / "mine" / axis / f"{word}.yaml").write_text(examples_of_the_readme("yaml", f"kind: {word}"))
-    mine = f"--config-dir mine imports=[my_variants] {axis}={word}"
-    small = "model.width=32 model.depth=1 train.tokens=20000 tracker=none eval.bytes=4096 eval.num_points=1 progress=false"
-    trained = run(f"{mine} {small} train.collapse_after=1", tmp_path)
-    assert f"run results/runs/{axis}={word}-" in trained.stdout, trained.stderr
+    mine = ["--config-dir", "mine", f"{axis}={word}", *short]
+    trained = start(*mine, "imports=[my_variants]", "train.collapse_after=1")
+    assert trained.wait() in (0, 1), trained.output
+    assert f"results/runs/{axis}={word}-" in trained.output
     (directory,) = (tmp_path / "results" / "runs").iterdir()
     identity = json.loads((directory / "identity.json").read_text())
     assert identity[axis]["kind"] == word
     assert len((directory / "metrics.jsonl").read_text().splitlines()) >= 20
-    wrong = run(f"{mine} {small} {axis}.{option}x=1", tmp_path)
-    assert wrong.returncode == 2
-    assert f"did you mean '{option}'" in wrong.stderr
-    without = run(f"--config-dir mine {axis}={word} {small}", tmp_path)
-    assert without.returncode == 2
-    assert f"no such variant: '{word}'" in without.stderr
+    assert f"did you mean '{option}'" in start(*mine, "imports=[my_variants]", f"{axis}.{option}x=1").end(2)
+    assert f"no such variant: '{word}'" in start(*mine).end(2)
 
 
 def test_tab_completion_of_the_console_script_knows_the_variants() -> None:

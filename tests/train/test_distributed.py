@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ablate.cli import main
 from ablate.errors import ConfigError
 from ablate.runs import canonical, read_json, read_metrics, read_status
 from ablate.train.distributed import World, check, export_slurm_tasks, rows_at_once
+from tests.command import Command
 from tests.train.test_launch import only_run, rows, wait_for_step
 
 TOLERANCE = 1e-5
@@ -38,47 +39,30 @@ NUMBERS = ["norm=dyt", "ffn=xielu", "position=fire", "optim.lr=5e-3"]
 class Ranks:
     """Processes of one run on this machine, started as torchrun starts them."""
 
-    def __init__(self, num: int, *overrides: str) -> None:
+    def __init__(self, start: Callable[..., Command], num: int, overrides: tuple[str, ...]) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         shared = {"WORLD_SIZE": str(num), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "ablate", *overrides],
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(num)
-        ]
-        self.outs: list[str] = []
+        places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num)]
+        self.commands = [start(*overrides, environment={**os.environ, **shared, **place}) for place in places]
 
     def codes(self, timeout: float = 400) -> list[int]:
         deadline = time.monotonic() + timeout
-        self.outs = [process.communicate(timeout=max(deadline - time.monotonic(), 1))[0] for process in self.processes]
-        return [process.returncode for process in self.processes]
+        return [command.wait(max(deadline - time.monotonic(), 1)) for command in self.commands]
+
+    @property
+    def outs(self) -> list[str]:
+        return [command.output for command in self.commands]
 
     def kill(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+        for command in self.commands:
+            command.kill()
 
 
 @pytest.fixture
-def ranks() -> Iterator[Any]:
-    """Starts processes; none of them outlives the test."""
-    started: list[Ranks] = []
-
-    def start(num: int, *overrides: str) -> Ranks:
-        started.append(Ranks(num, *overrides))
-        return started[-1]
-
-    yield start
-    for group in started:
-        group.kill()
+def ranks(start: Callable[..., Command]) -> Callable[..., Ranks]:
+    return lambda num, *overrides: Ranks(start, num, overrides)
 
 
 def torchrun(num: int, *overrides: str) -> subprocess.CompletedProcess[str]:
@@ -158,12 +142,12 @@ def test_killed_processes_end_bit_for_bit_as_unbroken_ones(
     command += [f"parallel={parallel}"]
     assert ranks(3, *command, f"results_dir={tmp_path / 'unbroken'}").codes() == [0, 0, 0]  # three: their sums have an order
     killed = ranks(3, *command)
-    directory = wait_for_step(results, 8, killed.processes[0])
+    directory = wait_for_step(results, 8, killed.commands[0])
     killed.kill()
     assert read_status(directory)["state"] == "interrupted"
     asked = ranks(3, *command)
-    wait_for_step(results, 20, asked.processes[0])
-    asked.processes[1].terminate()  # only one of them hears it
+    wait_for_step(results, 20, asked.commands[0])
+    asked.commands[1].send(signal.SIGTERM)  # only one of them hears it
     assert asked.codes() == [75, 75, 75], asked.outs
     status = read_status(directory)
     assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
@@ -178,8 +162,8 @@ def test_a_run_goes_on_with_another_number_of_processes(parallel: str, short: li
     command = [*short, "optim=muon"]
     assert main([*command, f"results_dir={tmp_path / 'one'}"]) == 0
     group = ranks(2, *command, f"parallel={parallel}")
-    wait_for_step(results, 4, group.processes[0])
-    group.processes[0].terminate()
+    wait_for_step(results, 4, group.commands[0])
+    group.commands[0].send(signal.SIGTERM)
     assert group.codes() == [75, 75], group.outs
     step = read_status(only_run(results))["step"]
     assert main(command) == 0
@@ -224,7 +208,7 @@ def test_what_the_first_alone_finds_wrong_ends_all_alike(short: list[str], ranks
 def test_a_run_that_others_own_is_left_to_them(short: list[str], ranks: Any, results: Path) -> None:
     command = [*short, "train.tokens=4096000"]
     owner = ranks(1, *command)
-    directory = wait_for_step(results, 3, owner.processes[0])
+    directory = wait_for_step(results, 3, owner.commands[0])
     second = ranks(2, *command)
     assert second.codes() == [75, 75], second.outs
     assert "is being run by process" in second.outs[0]
@@ -235,8 +219,8 @@ def test_a_run_that_others_own_is_left_to_them(short: list[str], ranks: Any, res
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_process_that_dies_leaves_no_other_waiting(dying: int, short: list[str], ranks: Any, results: Path) -> None:
     group = ranks(2, *short, "train.tokens=4096000")
-    directory = wait_for_step(results, 3, group.processes[0])
-    group.processes[dying].kill()
+    directory = wait_for_step(results, 3, group.commands[0])
+    group.commands[dying].kill()
     codes = group.codes(timeout=120)
     assert codes[dying] == -signal.SIGKILL
     assert codes[1 - dying] not in (0, -signal.SIGKILL)
@@ -256,11 +240,10 @@ def test_torchrun_trains_a_run_once(short: list[str], results: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_compiled_processes_train_close_to_eager_ones(parallel: str, short: list[str], ranks: Any, results: Path, tmp_path: Path) -> None:
-    assert main([*short, f"results_dir={tmp_path / 'one'}"]) == 0
+def test_compiled_processes_train_close_to_eager_ones(parallel: str, short: list[str], plain: Path, ranks: Any, results: Path) -> None:
     group = ranks(2, *short, "compile=true", f"parallel={parallel}")
     assert group.codes() == [0, 0], group.outs
-    one, other = (read_json(only_run(folder) / "summary.json") for folder in (tmp_path / "one", results))
+    one, other = (read_json(directory / "summary.json") for directory in (plain, only_run(results)))
     assert (one["compiled"], other["compiled"]) == (False, True)
     assert one["eval_loss"] == pytest.approx(other["eval_loss"], abs=2e-4)
 

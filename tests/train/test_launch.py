@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from safetensors.torch import load_file
 from ablate.claim import ClaimLost
 from ablate.cli import main
 from ablate.runs import load_runs, read_json, read_metrics, read_status
+from tests.command import Command
 
 VOLATILE = {"seconds", "tokens_per_second", "flop_utilisation"}
 
@@ -31,14 +30,10 @@ def rows(directory: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in VOLATILE} for row in read_metrics(directory / "metrics.jsonl")]
 
 
-def start(*overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "ablate", *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_for_step(results: Path, step: int, process: subprocess.Popen[str]) -> Path:
+def wait_for_step(results: Path, step: int, command: Command) -> Path:
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()[0]
+        assert command.code is None, command.output
         for directory in (results / "runs").glob("*/"):
             if any(row["step"] >= step for row in read_metrics(directory / "metrics.jsonl")):
                 return directory
@@ -109,14 +104,15 @@ def test_a_changed_corpus_is_another_run(short: list[str], results: Path, tmp_pa
 
 
 @pytest.mark.parametrize("optim", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
-def test_a_killed_run_ends_bit_for_bit_as_an_unbroken_one(optim: str, short: list[str], results: Path, tmp_path: Path) -> None:
+def test_a_killed_run_ends_bit_for_bit_as_an_unbroken_one(
+    optim: str, short: list[str], start: Callable[..., Command], results: Path, tmp_path: Path
+) -> None:
     command = [*short, f"optim={optim}", "train.tokens=20480", "checkpoint.every_seconds=0.05"]
     assert main([*command, f"results_dir={tmp_path / 'unbroken'}"]) == 0
     for step in (15, 40):
-        process = start(*command)
-        directory = wait_for_step(results, step, process)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
+        killed = start(*command)
+        directory = wait_for_step(results, step, killed)
+        killed.kill()
         assert read_status(directory)["state"] == "interrupted"
     assert main(command) == 0
     unbroken = only_run(tmp_path / "unbroken")
@@ -130,14 +126,11 @@ def test_a_killed_run_ends_bit_for_bit_as_an_unbroken_one(optim: str, short: lis
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGUSR2", "SIGINT"))])
-def test_a_signal_finishes_the_step_saves_and_leaves(name: str, short: list[str], results: Path, tmp_path: Path) -> None:
-    command = [*short, "train.tokens=409600"]
-    process = start(*command)
-    directory = wait_for_step(results, 5, process)
-    os.kill(process.pid, getattr(signal, name))
-    out = process.communicate(timeout=60)[0]
-    assert process.returncode == 75, out
-    assert "Traceback" not in out
+def test_a_signal_finishes_the_step_saves_and_leaves(name: str, short: list[str], start: Callable[..., Command], results: Path) -> None:
+    asked = start(*short, "train.tokens=409600")
+    directory = wait_for_step(results, 5, asked)
+    asked.send(signal.Signals[name])
+    assert "Traceback" not in asked.end(75)
     status = read_status(directory)
     assert (status["state"], status["reason"]) == ("stopped", name)
     steps = [row["step"] for row in rows(directory) if "loss" in row]
@@ -146,35 +139,24 @@ def test_a_signal_finishes_the_step_saves_and_leaves(name: str, short: list[str]
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_where_it_was(short: list[str], results: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_where_it_was(short: list[str], start: Callable[..., Command], results: Path, tmp_path: Path) -> None:
     command = [*short, "train.tokens=40960"]
     assert main([*command, f"results_dir={tmp_path / 'unbroken'}"]) == 0
-    process = start(*command)
-    wait_for_step(results, 5, process)
-    process.terminate()
-    assert process.wait(60) == 75
-    process.communicate()
-    process = start(*command)
-    out = process.communicate(timeout=90)[0]
-    assert process.returncode == 0, out
-    assert "resumed at step" in out
+    asked = start(*command)
+    wait_for_step(results, 5, asked)
+    asked.send(signal.SIGTERM)
+    asked.end(75)
+    assert "resumed at step" in start(*command).end()
     assert rows(only_run(results)) == rows(only_run(tmp_path / "unbroken"))
 
 
-def test_a_second_process_leaves_a_run_to_its_owner(short: list[str], results: Path) -> None:
+def test_a_second_process_leaves_a_run_to_its_owner(short: list[str], start: Callable[..., Command], results: Path) -> None:
     command = [*short, "train.tokens=409600"]
     first = start(*command)
-    try:
-        directory = wait_for_step(results, 3, first)
-        second = start(*command)
-        out = second.communicate(timeout=60)[0]
-        assert second.returncode == 75
-        assert f"is being run by process {first.pid}" in out
-        assert read_status(directory)["state"] == "running"
-        assert first.poll() is None
-    finally:
-        first.kill()
-        first.communicate()
+    directory = wait_for_step(results, 3, first)
+    assert f"is being run by process {first.pid}" in start(*command).end(75)
+    assert read_status(directory)["state"] == "running"
+    assert first.code is None
 
 
 def test_a_process_that_lost_its_run_writes_nothing_more_into_it(
@@ -242,43 +224,38 @@ def test_a_broken_checkpoint_is_one_clear_message(short: list[str], results: Pat
 
 
 def test_one_seed_is_called_a_screen_and_more_get_an_interval(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    command = [word for word in short if word.partition("=")[0] not in ("init", "optim.lr", "train.tokens")]
-    command += ["optim.lr=5e-3", "train.tokens=32768"]
     for seed in (0, 1):
-        assert main([*command, f"seed={seed}"]) == 0
+        assert main([*short, f"seed={seed}"]) == 0
     capsys.readouterr()
-    assert main([*command, "norm=layernorm", "seed=0"]) == 0
+    assert main([*short, "norm=layernorm", "seed=0"]) == 0
     out = capsys.readouterr().out
     assert "screen only, run seeds 0..2 to learn more" in out
     assert "interval" not in out
-    assert main([*command, "norm=layernorm", "seed=1"]) == 0
+    assert main([*short, "norm=layernorm", "seed=1"]) == 0
     assert "95 % interval" in (out := capsys.readouterr().out)
     assert "2 paired seeds" in out
 
 
 @pytest.mark.slow
-def test_gradient_accumulation_is_the_same_run_but_for_rounding(short: list[str], results: Path, tmp_path: Path) -> None:
-    assert main(short) == 0
-    assert main([*short, "train.micro_batch_size=1", f"results_dir={tmp_path / 'micro'}"]) == 0
-    one, other = (read_json(only_run(folder) / "summary.json")["eval_loss"] for folder in (results, tmp_path / "micro"))
+def test_gradient_accumulation_is_the_same_run_but_for_rounding(short: list[str], plain: Path, results: Path) -> None:
+    assert main([*short, "train.micro_batch_size=1"]) == 0
+    one, other = (read_json(directory / "summary.json")["eval_loss"] for directory in (plain, only_run(results)))
     assert one == pytest.approx(other, abs=2e-4)
 
 
 @pytest.mark.slow
-def test_bfloat16_trains_close_to_float32(short: list[str], results: Path, tmp_path: Path) -> None:
-    assert main(short) == 0
-    assert main([*short, "dtype=bfloat16", f"results_dir={tmp_path / 'half'}"]) == 0
-    one, other = (read_json(only_run(folder) / "summary.json")["eval_loss"] for folder in (results, tmp_path / "half"))
+def test_bfloat16_trains_close_to_float32(short: list[str], plain: Path, results: Path) -> None:
+    assert main([*short, "dtype=bfloat16"]) == 0
+    one, other = (read_json(directory / "summary.json")["eval_loss"] for directory in (plain, only_run(results)))
     assert one == pytest.approx(other, abs=0.02)
     assert one != other
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside torch.compile
-def test_a_compiled_run_is_close_to_an_eager_one(short: list[str], results: Path, tmp_path: Path) -> None:
-    assert main(short) == 0
-    assert main([*short, "compile=true", f"results_dir={tmp_path / 'compiled'}"]) == 0
-    one, other = (read_json(only_run(folder) / "summary.json") for folder in (results, tmp_path / "compiled"))
+def test_a_compiled_run_is_close_to_an_eager_one(short: list[str], plain: Path, results: Path) -> None:
+    assert main([*short, "compile=true"]) == 0
+    one, other = (read_json(directory / "summary.json") for directory in (plain, only_run(results)))
     assert (one["compiled"], other["compiled"]) == (False, True)
     assert one["eval_loss"] == pytest.approx(other["eval_loss"], abs=2e-4)
 

@@ -1,0 +1,78 @@
+"""identity: the strip of the first screen, and what a reader needs to do it all again."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ablate.report.analysis.shapes import ArmResult, Identity, Margin
+from ablate.report.analysis.table import Table
+
+
+def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: ArmResult) -> Identity:
+    meta, runs = table.loaded.meta, table.loaded.runs
+    rows = table.rows
+    rates = (
+        f"{len(meta.tuning_rates)} rates, {meta.tuning_rates[0]:g} to {meta.tuning_rates[-1]:g}, on {len(meta.tuning_seeds)} seeds"
+        if (meta.tuning_rates)
+        else "not tuned: one rate for all arms"
+    )
+    hours = runs.drop_duplicates("run")["seconds"].sum(min_count=1) / 3600
+    budget = _one(rows["tokens"])
+    strip = [
+        ("baseline", f"{baseline.name} ({' '.join(baseline.overrides)})" if baseline.overrides else baseline.name),
+        ("budget", f"{float(budget):,.0f} tokens a run" if budget else _values(rows["tokens"])),
+        ("blocks", str(len({block for arm in arms for block in arm.outcomes}))),
+        ("learning rates", rates),
+        ("match", meta.match if meta.match != "none" else "none asked for"),
+        ("margin", _margin(margin)),
+        ("data", _values(rows["data"].astype("string").str[:12])),
+        ("commit", _values(rows["commit"])),
+        ("date", _dates(runs)),
+        ("training", f"{hours:.1f} hours in {runs['run'].nunique()} runs" if pd.notna(hours) else ""),
+    ]
+    reproduce = [
+        ("command", meta.command or ""),
+        ("question", meta.question),
+        *((name, _values(rows[column])) for name, column in OF_MACHINE.items() if column in rows),
+        ("data, content hash", _values(rows["data"])),
+        ("seeds", ", ".join(map(str, meta.blocks))),
+        ("tuning seeds", ", ".join(map(str, meta.tuning_seeds)) or "none"),
+    ]
+    return Identity([(name, value) for name, value in strip if value], [(name, value) for name, value in reproduce if value])
+
+
+OF_MACHINE = {
+    "commit": "commit",
+    "device": "device",
+    "threads": "threads",
+    "processes": "processes",
+    "number format": "dtype",
+    "compiled": "compiled",
+    "PyTorch": "torch",
+    "NumPy": "numpy",
+    "Python": "python",
+    "tokenizer": "tokenizer",
+}
+
+
+def _margin(margin: Margin) -> str:
+    if margin.nats is None:
+        return "not known"
+    more = [f"{margin.tokens:.1%} of tokens"] if margin.tokens is not None else []
+    more += [f"{margin.deviations:.1f} deviations of a pair"] if margin.deviations is not None else []
+    return f"±{margin.nats:.4f} nats" + (f" = {', '.join(more)}" if more else "")
+
+
+def _one(values: pd.Series) -> str | None:
+    distinct = values.dropna().unique()
+    return str(distinct[0]) if len(distinct) == 1 else None
+
+
+def _values(values: pd.Series) -> str:
+    distinct = sorted(values.dropna().astype(str).unique())
+    return ", ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
+
+
+def _dates(runs: pd.DataFrame) -> str:
+    days = sorted(runs["started"].dropna().astype(str).str[:10].unique())
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""

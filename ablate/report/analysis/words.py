@@ -1,0 +1,99 @@
+"""words: what is said about each arm and about all. Every size comes with its interval; nobody is called better by prose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ablate.report.analysis.shapes import ArmResult, Margin, Span
+from ablate.report.statistics import Contrast
+
+UNITS = {"nats per token": "nats", "nats per byte": "nats per byte"}
+
+
+def sized(value: float, half_width: float | None = None) -> str:
+    """A difference with two significant digits of its half width (of itself, where it has none), signed."""
+    scale = half_width if half_width else abs(value)
+    digits = 4 if not scale else min(6, max(2, 1 - math.floor(math.log10(scale))))
+    return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def interval(contrast: Contrast) -> str:
+    if contrast.low is None or contrast.high is None:
+        return "no interval"
+    half = (contrast.high - contrast.low) / 2
+    return f"[{sized(contrast.low, half)}, {sized(contrast.high, half)}]"
+
+
+def p_value(p: float) -> str:
+    return "<.001" if p < 0.001 else f"{p:.3f}".replace("0.", ".", 1)
+
+
+def share(span: Span, noun: str) -> str:
+    """Ratios as changes: +5.4 % tokens [+1.4 %, +9.6 %]; an open end is one that cannot be told."""
+    if span.mean is None:
+        return ""
+    low, high = (f"{100 * (value - 1):+.1f} %" if value is not None else "?" for value in (span.low, span.high))
+    text = f"{100 * (span.mean - 1):+.1f} % {noun}"
+    return (text if span.low is None and span.high is None else f"{text} [{low}, {high}]").replace("-", "\N{MINUS SIGN}")
+
+
+def with_sentence(arm: ArmResult, margin: Margin, metric: str) -> ArmResult:
+    return replace(arm, sentence=_sentence(arm, margin, UNITS[metric]))
+
+
+def _sentence(arm: ArmResult, margin: Margin, unit: str) -> str:
+    """name: VERDICT by how much [interval], what it is worth, at what speed, from how many blocks."""
+    if arm.is_baseline:
+        return f"{arm.name}: the baseline"
+    judgement = arm.judgement
+    if judgement is None or (judgement.contrast is None and not judgement.verdict.detail):
+        return f"{arm.name}: no block in common with the baseline has ended yet"
+    word, detail = judgement.verdict
+    parts = [f"{arm.name}: {word}" + (f" ({detail})" if detail else "")]
+    contrast = judgement.contrast
+    if contrast is not None:
+        said = f"{sized(contrast.mean, _half(contrast))} {unit} {interval(contrast)}"
+        if judgement.loss_verdict is not None:
+            said = f"of the runs that did not fail: {said}"
+        parts.append(said)
+        if word == "INCONCLUSIVE" and contrast.p is not None and contrast.p < 0.05 and judgement.holm_p is not None:
+            parts.append(f"p = {p_value(contrast.p)} alone, {p_value(judgement.holm_p)} among all arms")
+    parts += [text for text in (share(arm.token_gain, "tokens"), _speed(arm.speed_ratio)) if text]
+    if contrast is not None:
+        parts.append(f"{contrast.n} block{'s' * (contrast.n != 1)}")
+    if arm.failed and word != "UNSTABLE":
+        parts.append(f"{arm.failed}/{arm.ended} failed")
+    return ", ".join(parts)
+
+
+def _half(contrast: Contrast) -> float | None:
+    return (contrast.high - contrast.low) / 2 if contrast.low is not None and contrast.high is not None else None
+
+
+def _speed(ratio: Span) -> str:
+    return f"{ratio.mean:.2f}x speed" if ratio.mean is not None else ""
+
+
+def answer(arms: list[ArmResult], baseline: ArmResult, final: bool) -> str:
+    """All arms in one sentence, by verdict."""
+    groups: dict[str, list[str]] = {}
+    for arm in arms:
+        judgement = arm.judgement
+        if judgement is not None and (judgement.contrast is not None or judgement.verdict.word != "SCREEN ONLY"):
+            groups.setdefault(judgement.verdict.word, []).append(arm.name)
+    if not groups:
+        return f"Nothing can be said yet: no arm has a block in common with {baseline.name} that has ended."
+    phrases = {
+        "BETTER": "better than {b}: {a}",
+        "EQUIVALENT": "equivalent to {b} within the margin: {a}",
+        "WORSE": "worse than {b}: {a}",
+        "INCONCLUSIVE": "inconclusive: {a}",
+        "UNSTABLE": "unstable: {a}",
+        "NOT TUNED": "not tuned: {a}",
+        "NOT COMPARABLE": "not comparable: {a}",
+        "SCREEN ONLY": "screened only: {a}",
+    }
+    said = "; ".join(text.format(a=", ".join(groups[word]), b=baseline.name) for word, text in phrases.items() if word in groups)
+    text = f"{said[0].upper()}{said[1:]}."
+    return text if final else f"So far: {said}."
