@@ -46,6 +46,11 @@ def everyone(analysis: Analysis) -> list[ArmResult]:
     return [analysis.baseline, *analysis.arms]
 
 
+def order_of(analysis: Analysis) -> list[str]:
+    """By which an arm has the same colour and marker in every figure."""
+    return [arm.name for arm in everyone(analysis)]
+
+
 def confirmation_of(analysis: Analysis, loaded: Loaded) -> pd.DataFrame:
     """The runs that are judged, by arm in the order of the analysis, so that an arm looks the same in every figure."""
     rows = loaded.runs[loaded.runs["stage"] == "confirm"].drop_duplicates(["arm", "block"], keep="last")
@@ -57,12 +62,13 @@ def confirmation_of(analysis: Analysis, loaded: Loaded) -> pd.DataFrame:
 
 def _of_effects(analysis: Analysis) -> list[Drawing | None]:
     rows = [_row(arm) for arm in analysis.arms if not arm.is_baseline and arm.judgement is not None]
-    told = {"baseline": analysis.baseline.name, "metric": analysis.metric}
-    forests = [figures.forest(rows, margin=analysis.margin.nats, narrow=narrow, **told) for narrow in (False, True)]
+    base, order, metric, margin = analysis.baseline.name, order_of(analysis), analysis.metric, analysis.margin.nats
+    forests = [figures.forest(rows, baseline=base, order=order, margin=margin, metric=metric, narrow=narrow) for narrow in (False, True)]
     failed = {arm.name: {block: word for block, word in arm.outcomes.items() if word in FAILED} for arm in everyone(analysis)}
     if analysis.scale is not None:  # arms of another size have another baseline
         return forests
-    return [*forests, figures.blocks({arm.name: arm.losses for arm in everyone(analysis)}, failed=failed, **told)]
+    losses = {arm.name: arm.losses for arm in everyone(analysis)}
+    return [*forests, figures.blocks(losses, baseline=base, order=order, failed=failed, metric=metric)]
 
 
 def _row(arm: ArmResult) -> Row:
@@ -75,10 +81,11 @@ def _row(arm: ArmResult) -> Row:
 
 def _tuning(analysis: Analysis, loaded: Loaded) -> Drawing | None:
     tuned = {arm.name: arm for arm in everyone(analysis) if arm.tuning}
-    remarks = {name: f"usable over {arm.usable_decades:.1f} decades" for name, arm in tuned.items() if arm.usable_decades is not None}
+    remarks = {name: f"usable over {arm.usable_decades:.2g} decades" for name, arm in tuned.items() if arm.usable_decades is not None}
     return figures.learning_rates(
         {name: arm.tuning for name, arm in tuned.items()},
         baseline=analysis.baseline.name,
+        order=order_of(analysis),
         chosen={name: arm.lr for name, arm in tuned.items()},
         edges={name: arm.lr_edge for name, arm in tuned.items()},
         remarks=remarks,
@@ -117,10 +124,12 @@ def curves_of(loaded: Loaded, own: pd.DataFrame, column: str, points: int = POIN
 def _of_curves(analysis: Analysis, loaded: Loaded, own: pd.DataFrame) -> Iterator[Drawing | None]:
     losses = curves_of(loaded, own, "loss")
     failed = {arm.name: [block for block, word in arm.outcomes.items() if word in FAILED] for arm in everyone(analysis)}
-    yield figures.curves(losses, baseline=analysis.baseline.name, failed=failed)
+    yield figures.curves(losses, baseline=analysis.baseline.name, order=order_of(analysis), failed=failed)
     if analysis.scale is None:
         smoother = curves_of(loaded, own, "loss", FEWER)
-        yield figures.differences(traces_of(analysis, smoother), baseline=analysis.baseline.name, margin=analysis.margin.nats)
+        yield figures.differences(
+            traces_of(analysis, smoother), baseline=analysis.baseline.name, order=order_of(analysis), margin=analysis.margin.nats
+        )
 
 
 def traces_of(analysis: Analysis, losses: Curves) -> dict[str, Trace]:
@@ -147,17 +156,22 @@ def _on(grid: Sequence[float], curves: Mapping[int, Series], blocks: Sequence[in
 def _cost(analysis: Analysis) -> Drawing | None:
     costs = {arm.name: _cost_of(arm) for arm in everyone(analysis) if arm.mean is not None}
     differ = len({cost.flops for cost in costs.values()}) > 1 or any(cost.time is not None for cost in costs.values())
-    return figures.pareto(costs, baseline=analysis.baseline.name, metric=analysis.metric) if differ and len(costs) > 1 else None
+    return (
+        figures.pareto(costs, baseline=analysis.baseline.name, order=order_of(analysis), metric=analysis.metric)
+        if differ and len(costs) > 1
+        else None
+    )
 
 
 def _cost_of(arm: ArmResult) -> Cost:
     """The interval is that of the difference, about the arm's mean: what tells arms apart in paired blocks."""
     contrast = arm.judgement.contrast if arm.judgement is not None else None
     low, high = (contrast.low, contrast.high) if contrast is not None else (None, None)
-    ends = [arm.mean + end - contrast.mean if contrast and arm.mean is not None and end is not None else None for end in (low, high)]
+    shift = arm.mean - contrast.mean if contrast is not None and arm.mean is not None else 0.0
+    low, high = (None if end is None else end + shift for end in (low, high))
     speed = arm.speed_ratio
     time = 1.0 if arm.is_baseline and arm.tokens_per_second is not None else _inverse(speed.mean)
-    return Cost(arm.mean, *ends, time, _inverse(speed.high), _inverse(speed.low), arm.flops_per_token)
+    return Cost(arm.mean, low, high, time, _inverse(speed.high), _inverse(speed.low), arm.flops_per_token)
 
 
 def _inverse(ratio: float | None) -> float | None:
@@ -171,12 +185,14 @@ def _status(analysis: Analysis, loaded: Loaded) -> Drawing | None:
         for arm, lr, seed, outcome in zip(runs["arm"], runs["lr"], runs["seed"], runs["outcome"], strict=True)
         if pd.notna(lr)
     ]
-    return figures.status(cells, baseline=analysis.baseline.name)
+    return figures.status(cells, baseline=analysis.baseline.name, order=order_of(analysis))
 
 
 def _traces(analysis: Analysis, loaded: Loaded, own: pd.DataFrame) -> Drawing | None:
     quantities = {what: curves_of(loaded, own, column, FEWER) for what, column in MEASURED.items()}
-    return figures.traces({what: found for what, found in quantities.items() if found}, baseline=analysis.baseline.name)
+    return figures.traces(
+        {what: found for what, found in quantities.items() if found}, baseline=analysis.baseline.name, order=order_of(analysis)
+    )
 
 
 def _of_length(analysis: Analysis, loaded: Loaded, own: pd.DataFrame) -> Iterator[Drawing | None]:
@@ -186,11 +202,12 @@ def _of_length(analysis: Analysis, loaded: Loaded, own: pd.DataFrame) -> Iterato
     table = loaded.by_position.merge(fine[["run", "arm"]], on="run")
     means = table.groupby(["arm", "position"])["loss"].mean().reset_index()
     by_arm = {str(arm): (group["position"].tolist(), group["loss"].tolist()) for arm, group in means.groupby("arm")}
-    yield figures.by_position(by_arm, baseline=analysis.baseline.name)
+    yield figures.by_position(by_arm, baseline=analysis.baseline.name, order=order_of(analysis))
     contexts = own["context"].dropna().unique()
     yield figures.by_length(
         {arm.name: arm.extrapolation for arm in everyone(analysis)},
         baseline=analysis.baseline.name,
+        order=order_of(analysis),
         context=int(contexts[0]) if len(contexts) == 1 else None,
         runs=_single_lengths(fine),
     )
@@ -212,6 +229,7 @@ def _noise(analysis: Analysis) -> Drawing | None:
         {arm.name: noise.seed_sd[arm.name] for arm in everyone(analysis) if arm.name in noise.seed_sd},
         noise.blocks_table,
         baseline=analysis.baseline.name,
+        order=order_of(analysis),
         margin=analysis.margin.nats,
         blocks=max((len(arm.differences) for arm in analysis.arms), default=None),
         detectable=noise.detectable,

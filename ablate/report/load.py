@@ -14,7 +14,7 @@ import pandas as pd
 
 from ablate.errors import ConfigError, Problem, did_you_mean
 from ablate.files import read_json, read_object, read_yaml
-from ablate.report.records import Record, Role, better_copy, curves_frame, positions_frame, read_record, runs_frame
+from ablate.report.records import Record, Role, better_copy, curves_frame, positions_frame, read_record, runs_frame, with_config
 
 WANDB = "wandb:"
 OF_RUN = ("status.json", "config.yaml", "identity.json", "metrics.jsonl")
@@ -226,7 +226,10 @@ def load_runs_as_study(paths: Sequence[str | Path], baseline: str | None = None,
     from ablate.report.grouping import study_of
 
     directories = list(run_directories([str(path) for path in paths], results_dir))
-    records, notes = without_copies([read_record(directory) for directory in directories])
+    found = [read_record(directory) for directory in directories]
+    if not all(record.identity for record in found):  # then configs for all, or no two of them could be compared
+        found = [with_config(record) for record in found]
+    records, notes = without_copies(found)
     meta, roles = study_of(records, baseline, "runs", notes)
     return loaded(meta, roles)
 

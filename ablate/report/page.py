@@ -65,7 +65,8 @@ def render(template: str, analysis: Analysis, found: Sequence[Section], drawings
             first=first,
             pictures={key: Markup(picture) for key, picture in pictures.items()},
             verdicts=[said(arm) for arm in analysis.arms],
-            banners=sorted(analysis.banners, key=lambda banner: banner.severity != "red"),
+            stops=[banner.text for banner in analysis.banners if banner.severity == "red"],
+            notes=[banner.text for banner in analysis.banners if banner.severity != "red"],
             style=Markup(CSS + "\n" + _packaged("style.css")),
             script=Markup(_packaged("sort.js")),
         )
@@ -152,7 +153,7 @@ def html_cell(cell: Cell) -> Markup:
 
 def markdown(text: str) -> str:
     """Plain text in Markdown, on one line: nothing in it is a mark."""
-    return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", re.sub(r"\s+", " ", text))
 
 
 def markdown_table(table: Table) -> str:

@@ -180,11 +180,21 @@ def summary(analysis: Analysis) -> Table:
 
 def contrasts(analysis: Analysis) -> Table:
     """Of each arm the difference with all that the verdict was made from."""
-    labels = [f"Δ, {analysis.metric}, [95 %]", "Holm interval", "n", "df", "method", "p", "Holm p", "90 % interval", "equivalence p (Holm)"]
+    labels = [
+        f"Δ, {analysis.metric}, [95 %]",
+        "Holm interval",
+        "n",
+        "df",
+        "method",
+        "p",
+        "Holm p",
+        "equivalence interval",
+        "equivalence p (Holm)",
+    ]
     columns = [Column("arm", "name"), *(Column(label) for label in labels), Column("Δ, bits per byte [95 %]"), Column("blocks needed")]
     rows = [_contrast_row(arm) for arm in analysis.arms if not arm.is_baseline]
-    margin = f" m = {analysis.margin.nats:.2g}" if analysis.margin.nats is not None else ""
-    note = f"The 90 % interval inside the margin (−m, m){margin} is what EQUIVALENT asks for. Blocks needed: to settle the margin."
+    margin = f", m = {analysis.margin.nats:.2g}" if analysis.margin.nats is not None else ""
+    note = f"EQUIVALENT asks for the equivalence interval (90 %, widened by Holm) inside of the margin (−m, m){margin}. Blocks needed: to settle the margin."
     return without_empty(Table("contrasts", "Differences from the baseline, and their tests", columns, rows, note))
 
 

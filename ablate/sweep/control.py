@@ -294,6 +294,8 @@ class Control:
                 slurm.follow(self.study_dir, code, sorted({*jobs, *waiting}), self.launcher, GoOn(str(self.study_dir)))
         left = len(todo) - sum(cell.digest in submitted for cell in todo)
         self._say(f"submitted {len(todo) - left} runs{f' as jobs {chr(44).join(jobs)}' if jobs else ''}" if todo else "nothing to submit")
+        if not todo:
+            self._verdicts(plan)
         if left > 0:
             self._say(f"{left} runs wait for room in the queue" + ("; they follow by themselves" if self.launcher.follow else ""))
         self._say(f"python -m ablate status {self.told.name}")
@@ -346,7 +348,22 @@ class Control:
             self._console.print(table)
         counts = Counter(plan.states[cell.digest] for cell in plan.cells)
         self._say(f"{counts['done']} of {len(plan.cells)} runs are done" + (f"; {totals(plan, {})}" if bad or plan.later else ""))
+        self._verdicts(plan)
         return SOME_FAILED if bad else DONE
+
+    def _verdicts(self, plan: Plan) -> None:
+        """The report of a study of which every run has ended, with its first screen; the runs are safe whatever becomes of it."""
+        if not plan.complete:
+            return
+        from ablate.report.command import write_report
+        from ablate.report.load import load_study
+
+        try:
+            page = write_report(load_study(str(self.study_dir), self.results_dir), self.study_dir, self._console)
+        except (ConfigError, OSError) as error:
+            self._say(f"no report was written: {error}")
+            return
+        self._say(f"report: {page}")
 
 
 def write_batch(path: Path, digests: list[str]) -> None:

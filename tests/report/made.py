@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ TIME = 1_796_000_000.0
 # --- one run
 
 
+@cache
 def base() -> dict[str, Any]:
-    """The identity of the baseline, but for its seeds."""
+    """The identity of the baseline, but for its seeds. Not to be changed: `changed` makes others of it."""
     found: dict[str, Any] = {axis: shipped(axis, word) for axis, word in AXES.items()}
     found["ffn"] |= {"ratio": 4.0, "glu_factor": 2 / 3}
     return {
@@ -121,7 +123,7 @@ def run(
         return directory
     directory.mkdir(parents=True, exist_ok=True)
     config = {**identity, "arch": "none", "seed": seed, "results_dir": "results", "data": {"kind": "sotu"}, "tracker": {"kind": "none"}}
-    _write(directory / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    _write(directory / "config.yaml", yaml.dump(config, Dumper=yaml.CSafeDumper, sort_keys=False))
     _write(directory / "identity.json", json.dumps(identity))
     _write(directory / "environment.json", json.dumps([environment()]))
     rows = list(curve(word, float(loss), steps, identity, random.Random(digest), probes, entropy))
@@ -303,7 +305,7 @@ def study(
     }
     command = f"python -m ablate sweep={name}"
     told = {"study": asked, "name": name, "common": ["tracker=none"], "launcher": {"kind": "local"}, "command": command}
-    _write(folder / "study.yaml", yaml.safe_dump(told, sort_keys=False))
+    _write(folder / "study.yaml", yaml.dump(told, Dumper=yaml.CSafeDumper, sort_keys=False))
     plan = {
         "study": name,
         "question": question,

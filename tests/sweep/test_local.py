@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,13 @@ from ablate.sweep.launchers import Local
 from ablate.sweep.local import Slot, slots
 from ablate.sweep.worker import LONGEST_DELAY_SECONDS, _spread_starts
 from ablate.trackers.variants import DELAY
+from tests.command import Command
 
 LONG = 50_000
 """Steps of a run that does not end before a signal finds it."""
 
 MODULE = """
-import os, signal
+import os, signal, time
 from ablate.model.norm import NORM, RMSNorm
 
 
@@ -41,6 +40,14 @@ class Killed(RMSNorm):
     def forward(self, x):
         if not x.is_meta and self.training and not os.path.exists("mended"):
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
+@NORM.register("waiting")
+class Waiting(RMSNorm):
+    def forward(self, x):
+        if not x.is_meta and self.training and os.path.exists("wait"):
+            time.sleep(0.05)
         return super().forward(x)
 """
 
@@ -88,24 +95,27 @@ def test_trackers_of_many_runs_start_apart(runs: int, longest: float, tmp_path: 
 class Sweep:
     """Commands of one folder."""
 
-    def __init__(self, folder: Path, short: list[str]) -> None:
-        self.folder, self._short = folder, short
-        self._started: list[subprocess.Popen[str]] = []
+    def __init__(self, folder: Path, short: list[str], start: Callable[..., Command]) -> None:
+        self.folder, self._short, self._start = folder, short, start
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ablate", *words]
-        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self._started.append(process)
-        return process
+    def start(self, *words: str) -> Command:
+        return self._start(*words, folder=self.folder)
+
+    def norms(self, *words: str) -> list[str]:
+        """Of the user's own, with what chooses among them on the command line."""
+        (self.folder / "mine.py").write_text(MODULE)
+        (self.folder / "conf/norm").mkdir(parents=True)
+        for word in words:
+            (self.folder / f"conf/norm/{word}.yaml").write_text(f"defaults: [rmsnorm, _self_]\nkind: {word}\n")
+        return ["--config-dir", "conf", "imports=[mine]"]
 
     def grid(self, *words: str) -> list[str]:
         typed = {word.partition("=")[0] for word in words}
         return ["-m", "study=mine", *words, *(text for text in self._short if text.partition("=")[0] not in typed)]
 
     def run(self, *words: str) -> tuple[int, str]:
-        process = self.start(*words)
-        said = process.communicate(timeout=300)[0]
-        return process.returncode, said
+        command = self.start(*words)
+        return command.wait(300), command.output
 
     def directories(self) -> dict[str, Path]:
         plan = json.loads((self.folder / "results/mine/plan.json").read_text())
@@ -128,18 +138,10 @@ class Sweep:
         found = [owner_of(path) for path in self.folder.glob("results/runs/*/claim")]
         return [owner for owner in found if owner is not None]
 
-    def end(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                process.terminate()
-                process.communicate(timeout=60)
-
 
 @pytest.fixture
-def sweep(tmp_path: Path, short: list[str]) -> Iterator[Sweep]:
-    sweep = Sweep(tmp_path, short)
-    yield sweep
-    sweep.end()
+def sweep(tmp_path: Path, short: list[str], start: Callable[..., Command]) -> Sweep:
+    return Sweep(tmp_path, short, start)
 
 
 @pytest.mark.slow
@@ -160,11 +162,7 @@ def test_a_grid_runs_to_its_end_and_the_same_command_runs_nothing(sweep: Sweep) 
 
 @pytest.mark.slow
 def test_runs_that_raise_or_are_killed_are_named_and_the_others_finish(sweep: Sweep) -> None:
-    (sweep.folder / "mine.py").write_text(MODULE)
-    for word in ("raising", "killed"):
-        (sweep.folder / "conf/norm").mkdir(parents=True, exist_ok=True)
-        (sweep.folder / f"conf/norm/{word}.yaml").write_text(f"defaults: [rmsnorm, _self_]\nkind: {word}\n")
-    command = ["--config-dir", "conf", *sweep.grid("norm=rmsnorm,raising,killed,layernorm", "imports=[mine]", "hydra.launcher.workers=1")]
+    command = [*sweep.norms("raising", "killed"), *sweep.grid("norm=rmsnorm,raising,killed,layernorm", "hydra.launcher.workers=1")]
     code, said = sweep.run(*command)
     assert code == 1, said
     assert sweep.states()["raising-0"] == "crashed"
@@ -184,31 +182,20 @@ def test_runs_that_raise_or_are_killed_are_named_and_the_others_finish(sweep: Sw
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_stops_the_runs_and_the_same_command_goes_on_bit_for_bit(sweep: Sweep, number: signal.Signals) -> None:
-    seed = "seed=3,4" if number == signal.SIGINT else "seed=5,6"
-    command = sweep.grid(seed, "train.tokens=131072", "hydra.launcher.workers=2")
-    process = sweep.start(*command)
-    sweep.wait_for_steps(2)
-    process.send_signal(number)
-    said = process.communicate(timeout=120)[0]
-    assert process.returncode == 130, said
-    assert f"{number.name}: 2 runs save and stop; the same command goes on" in said
-    assert set(sweep.states().values()) == {"stopped"}
+def test_a_signal_saves_and_stops_the_runs_and_the_same_command_goes_on_bit_for_bit(sweep: Sweep) -> None:
+    mine = [*sweep.norms("waiting"), "norm=waiting"]
+    command = [*mine, *sweep.grid("seed=3,4", "hydra.launcher.workers=2")]
+    (sweep.folder / "wait").touch()
+    for begun, number in enumerate((signal.SIGINT, signal.SIGTERM)):
+        process = sweep.start(*command)
+        sweep.wait(lambda begun=begun: set(sweep.resumed()) == {begun})
+        sweep.wait_for_rows
+        process.send(number)
+        assert f"{number.name}: 2 runs save and stop; the same command goes on" in process.end(130)
+        assert set(sweep.states().values()) == {"stopped"}
+    (sweep.folder / "wait").unlink()
     code, said = sweep.run(*command)
     assert code == 0, said
-    if number == signal.SIGINT:
-        logs = [path.read_text() for path in sweep.folder.glob("results/runs/*/log.txt")]
-        assert all("resumed at step" in text for text in logs)
-        unbroken = Sweep(sweep.folder, [text for text in sweep._short if not text.startswith("results_dir=")])
-        code, said = unbroken.run(*unbroken.grid("seed=3,4", "train.tokens=131072", f"results_dir={sweep.folder / 'unbroken'}"))
-        assert code == 0, said
-        for path in sweep.directories().values():
-            other = sweep.folder / "unbroken/runs" / path.name
-            assert (path / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-            assert loss_of(path) == loss_of(other)
-
-
 def loss_of(directory: Path) -> float:
     return float(json.loads((directory / "summary.json").read_text())["eval_loss"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -48,7 +48,7 @@ def judged(table: Table, margin: float | None, alpha: float) -> Judged:
     for stratum, baseline in table.baselines.items():
         arms = table.arms(stratum)
         losses = {arm: table.losses(arm) for arm in arms}
-        facts = {
+        facts: dict[str, Any] = {
             "failed": {arm: table.failures(arm) for arm in arms},
             "untuned": untuned(table, arms),
             "unmatched": unmatched(table, arms),
@@ -108,6 +108,8 @@ def arm_result(table: Table, meta: ArmMeta, known: Judged, worth: Worth, margin:
     pair = pairing([losses[block] for block in differences], [theirs[block] for block in differences]) if len(differences) > 2 else None
     speed = _speed(table, name)
     gain = _token_gain(judgement, worth)
+    tuning = _of_tuning(table, name, margin)
+    memory = _of_bench(table, name, "peak_memory")
     return ArmResult(
         name=name,
         overrides=meta.overrides,
@@ -121,7 +123,12 @@ def arm_result(table: Table, meta: ArmMeta, known: Judged, worth: Worth, margin:
         sd=float(pd.Series(values).std()) if len(values) > 1 else None,
         bits_per_byte=_mean(_column(table, name, "bits_per_byte")),
         bits_difference=_bits(table, name, baseline),
-        **_of_tuning(table, name, margin),
+        lr=tuning.chosen,
+        lr_edge=tuning.edge,
+        tuning=tuning.losses,
+        tuning_outcomes=tuning.outcomes,
+        sensitivity=tuning.sensitivity,
+        usable_decades=tuning.usable_decades,
         failed=failed,
         ended=ended,
         failure_interval=failure_interval(failed, ended) if ended else None,
@@ -140,7 +147,7 @@ def arm_result(table: Table, meta: ArmMeta, known: Judged, worth: Worth, margin:
         match_error=match_error(table, name),
         speed_ratio=speed,
         tokens_per_second=_of_bench(table, name, "tokens_per_second"),
-        peak_memory=_of_bench(table, name, "peak_memory"),
+        peak_memory=int(memory) if memory is not None else None,
         extrapolation={times: mean for times in (1, 2, 4) if (mean := _mean(_column(table, name, f"extrapolation_{times}"))) is not None},
     )
 
@@ -167,7 +174,18 @@ def _bits(table: Table, arm: str, baseline: str) -> Span:
     return Span(contrast.mean, contrast.low, contrast.high)
 
 
-def _of_tuning(table: Table, arm: str, margin: float | None) -> dict[str, object]:
+class Tuning(NamedTuple):
+    """Fields of ArmResult."""
+
+    chosen: float | None
+    edge: str | None
+    losses: dict[float, list[float | None]]
+    outcomes: dict[float, list[str]]
+    sensitivity: Span | None
+    usable_decades: float | None
+
+
+def _of_tuning(table: Table, arm: str, margin: float | None) -> Tuning:
     """The losses over the learning rate, and what they say about how much the rate matters."""
     runs, tuned = table.loaded.runs, table.loaded.meta.tuned.get(arm)
     rows = runs[(runs["arm"] == arm) & (runs["stage"] == "tune")]
@@ -181,14 +199,14 @@ def _of_tuning(table: Table, arm: str, margin: float | None) -> dict[str, object
     if chosen is None and tuned is None and len(rates := set(table.of(arm)["lr"].dropna())) == 1:
         chosen = float(next(iter(rates)))
     whole = losses and all("incomplete" not in words for words in outcomes.values())
-    return {
-        "lr": chosen,
-        "lr_edge": tuned.edge if tuned is not None else None,
-        "tuning": losses,
-        "tuning_outcomes": outcomes,
-        "sensitivity": _sensitivity(rows, losses) if whole else None,
-        "usable_decades": _usable(losses, margin) if whole else None,
-    }
+    return Tuning(
+        chosen=chosen,
+        edge=tuned.edge if tuned is not None else None,
+        losses=losses,
+        outcomes=outcomes,
+        sensitivity=_sensitivity(rows, losses) if whole else None,
+        usable_decades=_usable(losses, margin) if whole else None,
+    )
 
 
 def _sensitivity(rows: pd.DataFrame, losses: dict[float, list[float | None]]) -> Span | None:

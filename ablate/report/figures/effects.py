@@ -180,11 +180,30 @@ def _effect(ax: Axes, y: float, row: Row, look: Style, ends: tuple[float, float]
     for shift, (block, value) in zip(spread, sorted(row.blocks.items()), strict=True):
         if known(value):
             marker = "o" if low <= value <= high else "<" if value < low else ">"
-            ax.plot([held(value)], [y + 0.27 + shift / 2], marker, color=look.colour, markersize=3.2, markeredgewidth=0, alpha=0.75)
+            ax.plot(
+                [held(value)],
+                [y + 0.27 + shift / 2],
+                marker,
+                color=look.colour,
+                markersize=3.2,
+                markeredgewidth=0,
+                alpha=0.75,
+                clip_on=False,
+            )
             ax.lines[-1].set_gid(f"block {row.name} {block}")
     if known(row.mean):
         marker = look.marker if low <= row.mean <= high else "<" if row.mean < low else ">"
-        ax.plot([held(row.mean)], [y], marker, color=look.colour, markersize=7, markeredgecolor=PAPER, gid=f"mean {row.name}", zorder=4)
+        ax.plot(
+            [held(row.mean)],
+            [y],
+            marker,
+            color=look.colour,
+            markersize=7,
+            markeredgecolor=PAPER,
+            gid=f"mean {row.name}",
+            zorder=4,
+            clip_on=False,
+        )
         if not low <= row.mean <= high:
             side = "right" if row.mean > high else "left"
             at = (-8 if side == "right" else 8, 0)

@@ -56,6 +56,7 @@ RC: Any = {
     "font.family": ["DejaVu Sans"],  # wider than the system fonts that replace it in the SVG, so what fits here fits there
     "font.size": 9,
     "text.color": INK,
+    "text.parse_math": False,  # a name with dollars is a name
     "axes.labelcolor": INK,
     "axes.labelsize": 9,
     "axes.titlesize": 9,
@@ -119,7 +120,7 @@ def styles(arms: Iterable[str], baseline: str | None) -> dict[str, Style]:
     others = [arm for arm in dict.fromkeys(arms) if arm != baseline]
     for i, arm in enumerate(others):
         colour = PALETTE[i] if i < len(PALETTE) else MUTED
-        looks[arm] = Style(colour, MARKERS[i % len(MARKERS)], DASHES[(i + i // len(MARKERS)) % len(DASHES)])
+        looks[arm] = Style(colour, MARKERS[i % len(MARKERS)], DASHES[i % len(DASHES)])
     return looks
 
 
@@ -141,9 +142,10 @@ def sheet(width: float, height: float) -> Figure:
 
 def panels(count: int, *, columns: int = 3, height: float = 2.1, sharex: bool = True, sharey: bool = True) -> tuple[Figure, list[Axes]]:
     """`count` axes in rows, each `height` inches high."""
+    width = min(WIDTH, max(0.7 * WIDTH, WIDTH * count / columns))  # few panels are not wider than many, and the key still has room
     columns = min(count, columns)
     rows = math.ceil(count / columns)
-    figure = sheet(WIDTH, rows * height + 0.5)
+    figure = sheet(width, rows * height + 0.5)
     axes = list(figure.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False).flat)
     for ax in axes[count:]:
         ax.remove()
@@ -247,11 +249,11 @@ def key(figure: Figure, looks: Mapping[str, Style], arms: Sequence[str], *, line
             color=looks[arm].colour,
             marker=looks[arm].marker,
             linestyle=looks[arm].dash if lines else "none",
-            label=wrapped(arm, 22),
+            label=wrapped(arm, 22) if not arm.startswith("_") else f" {wrapped(arm, 22)}",
         )
         for arm in arms
     ]
-    height = 0.4 + sum(0.15 * (1 + str(handle.get_label()).count("\n")) for handle in handles)
+    height = 0.4 + sum(0.06 + 0.16 * (1 + str(handle.get_label()).count("\n")) for handle in handles)
     if figure.get_figheight() < height:
         figure.set_figheight(height)
     figure.legend(handles=handles, loc="outside right upper", handlelength=2.6)

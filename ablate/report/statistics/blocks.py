@@ -53,43 +53,42 @@ def fit_blocks(losses: Losses, baseline: str) -> Fit | None:
 
 
 def departures(losses: Losses, baseline: str) -> dict[str, str]:
-    """Arms whose noise is not that of the rest -> the reason: one noisy arm in the pool would make every other look surer than it is.
+    """Arms with more noise than the rest -> the reason: in the pool, one of them would make every other look surer than it is.
 
     Each arm is held against the block effects that the rest gives without it. It leaves where its deviation is above 2.5 times that of the
-    rest, or where Levene's test (about the median: Brown and Forsythe 1974) tells the two apart at 5 %; the worst one first, then again.
-    If it is the baseline that departs, no arm can be pooled: its noise is in every difference.
+    rest, or is the larger one and Levene's test (about the median: Brown and Forsythe 1974) tells the two apart at 5 %; the noisiest first,
+    then again. If that is the baseline, no arm can be pooled: its noise is in every difference.
     """
     pool, left = dict(losses), dict[str, str]()
     while len(pool) > 2:
-        found = {arm: ratio for arm in pool if (ratio := _departure(pool, arm, baseline)) is not None}
-        if not found:
+        ratios = {arm: ratio for arm in pool if (ratio := _departure(pool, arm, baseline)) is not None}
+        if not ratios:
             break
-        worst = max(found, key=lambda arm: abs(math.log(found[arm])) if 0 < found[arm] < math.inf else math.inf)
+        worst = max(ratios, key=lambda arm: ratios[arm])
         if worst == baseline:
-            return left | {arm: f"the baseline's noise is {found[worst]:.2g} times that of the arms" for arm in pool if arm != baseline}
-        left[worst] = f"its noise is {found[worst]:.2g} times that of the other arms"
+            return left | {arm: f"the baseline's noise is {ratios[worst]:.2g} times that of the arms" for arm in pool if arm != baseline}
+        left[worst] = f"its noise is {ratios[worst]:.2g} times that of the other arms"
         del pool[worst]
     return left
 
 
 def _departure(pool: Losses, arm: str, baseline: str) -> float | None:
-    """The ratio of an arm's deviation to that of the rest, where it departs; None where it does not or cannot be told."""
+    """The ratio of an arm's deviation to that of the rest, where it is too large; None where it is not, or cannot be told."""
     rest = {other: values for other, values in pool.items() if other != arm}
     reference = baseline if arm != baseline else next(iter(rest))
     fit = fit_blocks(rest, reference) if _connected(rest, reference) else None
-    if fit is None:
-        return None
-    own = np.array([loss - fit.blocks[block] for block, loss in pool[arm].items() if block in fit.blocks])
-    if len(own) < 2:
+    own = np.array([loss - fit.blocks[block] for block, loss in pool[arm].items() if block in fit.blocks]) if fit else np.empty(0)
+    if fit is None or len(own) < 2:
         return None
     own = (own - own.mean()) / math.sqrt(1 + 1 / len(rest))  # a block's effect comes from the rest, with noise of its own
     noise, expected = math.sqrt(float(own @ own) / (len(own) - 1)), math.sqrt(fit.mse)
-    if noise == expected == 0:
+    if noise <= expected:
         return None
-    ratio = noise / expected if expected else math.inf
+    if noise > MOST_RATIO * expected:
+        return noise / expected if expected else math.inf
     residuals = np.concatenate(list(fit.residuals.values()))
     scaled = residuals * math.sqrt(len(residuals) / fit.df)  # as large as the noise that they are what is left of
-    return ratio if ratio > MOST_RATIO or _levene(own * math.sqrt(len(own) / (len(own) - 1)), scaled) < LEVENE_LEVEL else None
+    return noise / expected if _levene(own * math.sqrt(len(own) / (len(own) - 1)), scaled) < LEVENE_LEVEL else None
 
 
 def _connected(losses: Losses, reference: str) -> bool:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ablate.report.statistics.contrasts import POOLED_UP_TO
 
@@ -25,25 +29,31 @@ def find_power(size: float, n: int, df: float, alpha: float = 0.05) -> float:
 
     That the test rejects on the wrong side is left out, which is below 1e-4 where the power is of use.
     """
-    from scipy.stats import nct, t
+    from scipy.special import stdtrit
+    from scipy.stats import nct
 
-    return float(nct.sf(float(t.ppf(1 - alpha / 2, df)), df, size * math.sqrt(n)))
+    return float(nct.sf(float(stdtrit(df, 1 - alpha / 2)), df, size * math.sqrt(n)))
 
 
 def certify_power(margin: float, n: int, df: float, alpha: float = 0.05) -> float:
     """The chance that two one-sided tests certify equivalence where there is no difference at all.
 
-    Given the estimated deviation s, that is P(|mean| < margin - t(1 - alpha, df) s / sqrt(n)) = 2 Phi(margin sqrt(n) - t s) - 1 or 0; s^2 df
-    is chi-square, over whose quantiles the mean is taken (Phillips 1990, by quadrature instead of tables).
+    Given the estimated deviation s, that is P(|mean| < margin - t(1 - alpha, df) s / sqrt(n)) = 2 Phi(margin sqrt(n) - t s) - 1, or 0 where
+    that is negative; the mean is taken over s, whose square times df is chi-square (Phillips 1990, by quadrature).
     """
-    import numpy as np
-    from scipy.special import ndtr, stdtrit
-    from scipy.stats import chi2
+    from scipy.special import gammaincinv, ndtr, stdtrit
 
-    nodes, weights = np.polynomial.legendre.leggauss(128)
-    s = np.sqrt(chi2.ppf((nodes + 1) / 2, df) / df)
+    nodes, weights = _quadrature()
+    s = np.sqrt(2 * gammaincinv(df / 2, nodes) / df)
     room = margin * math.sqrt(n) - float(stdtrit(df, 1 - alpha)) * s
-    return float(weights @ np.maximum(2 * ndtr(room) - 1, 0)) / 2
+    return float(weights @ np.maximum(2 * ndtr(room) - 1, 0))
+
+
+@cache
+def _quadrature() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Nodes and weights of Gauss and Legendre on 0..1."""
+    nodes, weights = np.polynomial.legendre.leggauss(128)
+    return (nodes + 1) / 2, weights / 2
 
 
 def smallest_detectable(n: int, df: float, *, alpha: float = 0.05, power: float = 0.8) -> float:
@@ -73,7 +83,8 @@ def _smallest(reached: Callable[[float], float], n: int, df: float, power: float
 def blocks_to_find(effect_over_sd: float, alpha: float = 0.05, power: float = 0.8, arms: int = 1) -> int | None:
     """The fewest blocks whose paired t test finds the effect with this power; None beyond 100,000.
 
-    With `arms` above 1 up to five blocks are judged by the noise pooled over so many arms, and the baseline: arms (n - 1) degrees of freedom.
+    With `arms` above 1, up to five blocks are judged by the noise pooled over so many arms and the baseline: arms (n - 1) degrees of
+    freedom.
     """
     return _fewest(lambda n, df: find_power(abs(effect_over_sd), n, df, alpha), effect_over_sd, power, arms)
 

@@ -85,7 +85,7 @@ def bca(differences: Sequence[float], confidence: float = 0.95) -> tuple[float, 
 def pairing(arm: Sequence[float], baseline: Sequence[float]) -> Pairing:
     """From the losses of both in the same blocks. Raises ValueError for fewer than two blocks, or unequal numbers of them.
 
-    rho is None below three blocks (two are always on a line) and where one of the two does not vary; the saving is var_unpaired / var_paired.
+    rho is None below three blocks (two are always on a line) and where an arm does not vary; the saving is var_unpaired / var_paired.
     """
     a, b = np.asarray(arm, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
     if len(a) != len(b) or len(a) < 2:

@@ -78,13 +78,13 @@ def judge(
 ) -> dict[str, Judgement]:
     """The judgement of every arm but the baseline, from the final losses of its runs that did not fail (arm -> block -> nats).
 
-    The first that applies: NOT COMPARABLE (`unmatched`: arm -> reason), NOT TUNED (`untuned`: arm -> the end of the grid where its best rate
-    lies), UNSTABLE (`failed`: arm -> (failures, runs)), SCREEN ONLY (one block, or two without six degrees of freedom from other arms).
-    What makes the baseline NOT TUNED or UNSTABLE does so to every arm. Then, with intervals and tests corrected by Holm over all arms that
-    are not `exploratory`, for differences and for equivalence apart:
+    The first that applies: NOT COMPARABLE (`unmatched`: arm -> reason), NOT TUNED (`untuned`: arm -> the end of the grid where its best
+    rate lies), UNSTABLE (`failed`: arm -> (failures, runs)), SCREEN ONLY (one block, or two without six degrees of freedom from other
+    arms). What makes the baseline NOT TUNED or UNSTABLE does so to every arm. Then, with intervals and tests corrected by Holm over all
+    arms that are not `exploratory`, for differences and for equivalence apart:
 
-    EQUIVALENT: equivalence tests at +-margin reject at alpha. BETTER, WORSE: not so, and the interval excludes 0. Else INCONCLUSIVE. Without
-    a margin nothing is EQUIVALENT. Raises ValueError for a margin that is not positive.
+    EQUIVALENT: equivalence tests at +-margin reject at alpha. BETTER, WORSE: not so, and the interval excludes 0. Else INCONCLUSIVE.
+    Without a margin nothing is EQUIVALENT. Raises ValueError for a margin that is not positive.
     """
     failures = {arm: told for arm, told in (failed or {}).items() if told[0]}
     rules = _Rules(baseline, margin, alpha, failures, untuned or {}, unmatched or {}, exploratory)
