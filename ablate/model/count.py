@@ -53,7 +53,7 @@ def active_parameters(model: Transformer) -> int:
 def flops(call: Callable[[Tensor], object], tokens_BT: Tensor) -> int:
     """FLOPs of the matrix products of a call."""
     # Plain operators: the counter does not know the fused attention of every device, and would count it as nothing.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:  # type: ignore[no-untyped-call]
         call(tokens_BT)
     return counter.total
 

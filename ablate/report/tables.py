@@ -194,7 +194,10 @@ def contrasts(analysis: Analysis) -> Table:
     columns = [Column("arm", "name"), *(Column(label) for label in labels), Column("Δ, bits per byte [95 %]"), Column("blocks needed")]
     rows = [_contrast_row(arm) for arm in analysis.arms if not arm.is_baseline]
     margin = f", m = {analysis.margin.nats:.2g}" if analysis.margin.nats is not None else ""
-    note = f"EQUIVALENT asks for the equivalence interval (90 %, widened by Holm) inside of the margin (−m, m){margin}. Blocks needed: to settle the margin."
+    note = (
+        f"EQUIVALENT asks for the equivalence interval (90 %, widened by Holm) inside of the margin (−m, m){margin}. "
+        "Blocks needed: to settle the margin."
+    )
     return without_empty(Table("contrasts", "Differences from the baseline, and their tests", columns, rows, note))
 
 

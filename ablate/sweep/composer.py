@@ -1,8 +1,8 @@
 """Many configs of one sweep, each the same as compose() gives it, without composing each of them.
 
-Hydra takes a tenth of a second for a config. Here it composes once for each choice on a plain axis, and a cell takes its axes from those;
-what reaches over axes (arch, stability, scale, data, nested groups) is composed whole. Plain values are set on what was composed, as Hydra
-does itself, and cells that differ in their seeds alone are parsed once.
+Hydra takes some tenths of a second for a config. Here it composes each choice on a plain axis once, those of several axes together, and a
+cell takes its axes from what was composed; what reaches over axes (arch, stability, scale, data, nested groups) is composed whole. Plain
+values are set on what was composed, as Hydra does itself, and cells that differ in their seeds alone are parsed once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from ablate.config import ARCHITECTURE, Config, Seed, container, parse
 from ablate.errors import ConfigError, Problem
 from ablate.matching import MATCH, matched
 
-PLAIN_AXES = frozenset({*ARCHITECTURE, "optim", "schedule"})
+PLAIN_AXES = frozenset({*ARCHITECTURE, "optim", "schedule", "tracker", "match"})
 """Groups whose files set nothing beside their own key."""
 
 PLAIN_INTERPOLATION = re.compile(r"\$\{(\w+)(?:\.\w+)*\}")
 """${train.batch_size}, of which the first key is found."""
 
 SEEDS = ("seed", "init_seed", "data_seed")
+PLAIN_SEED = re.compile(rf"({'|'.join(SEEDS)})=\d+")
 
 Normal = tuple[str, Override]
 """An override as Hydra takes it, and what Hydra reads in it."""
@@ -164,9 +165,7 @@ class Composer:
         keys: set[str] = set()
         for text in overrides:
             if text not in self._normal:
-                cleaned = normalise(Request([text], self._request.config_name, self._request.config_dir), self._loader)
-                spelled = cleaned.overrides[0] if cleaned.overrides else ""
-                self._normal[text] = cleaned.problems[0] if cleaned.problems else (spelled, self._parser.parse_override(spelled))
+                self._normal[text] = self._looked_at(text)
             found = self._normal[text]
             if isinstance(found, Problem):
                 problems.append(found)
@@ -176,6 +175,16 @@ class Composer:
                 normal.append(found)
             keys.add(key_of(text))
         return normal, problems
+
+    def _looked_at(self, text: str) -> Normal | Problem:
+        if PLAIN_SEED.fullmatch(text):  # of which a study has many, and no group is looked up for it
+            spelled = f"++{text}"
+        else:
+            cleaned = normalise(Request([text], self._request.config_name, self._request.config_dir), self._loader)
+            if cleaned.problems:
+                return cleaned.problems[0]
+            (spelled,) = cleaned.overrides
+        return spelled, self._parser.parse_override(spelled)
 
     def _structure(self, wide: tuple[str, ...], axes: tuple[tuple[str, str], ...]) -> Values:
         """What the groups give, interpolations still open. What is new is composed together: on a plain axis, no choice moves another."""

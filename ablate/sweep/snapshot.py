@@ -51,6 +51,7 @@ def snapshot(study_dir: Path, imports: Sequence[str], config_dir: str | None) ->
 def _sources(imports: Sequence[str], config_dir: str | None) -> Iterator[Source]:
     package = Path(__file__).resolve().parents[1]
     yield from _files(package, "ablate", "**/*.py")
+    yield from _files(package / "report" / "templates", "ablate/report/templates", "*.*")
     yield from _files(conf_dir(), "ablate/conf", "**/*.yaml")
     yield from _files(sweeps_dir(), "ablate/sweeps", "**/*.yaml")
     if config_dir:

@@ -88,8 +88,16 @@ def changed(identity: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
         place = found
         for parent in parents:
             place = place.setdefault(parent, {})
-        place[last] = yaml.safe_load(word) if "e" not in word else float(word)
+        place[last] = _value(word)
     return found
+
+
+def _value(word: str) -> Any:
+    """YAML 1.1 reads 1e-3 as a text."""
+    try:
+        return float(word) if "e-" in word else yaml.safe_load(word)
+    except ValueError:
+        return word
 
 
 def digest_of(identity: Mapping[str, Any]) -> str:
@@ -175,8 +183,8 @@ def curve(
     for step in range(1, last + 1):
         now = target + (VOCABULARY_ENTROPY - target) * math.exp(-6.0 * (step - 1) / max(1, last - 1))
         row = {"step": step, "tokens": step * BATCH_TOKENS, "loss": now + (chance.gauss(0, 0.02) if step > 1 else 0.0)}
-        if word == "spiky" and step > last // 4 and step % max(8, last // 12) == 0:
-            row["loss"] += 3.0
+        if word == "spiky" and step in (round(0.6 * last), round(0.8 * last)):
+            row["loss"] += 5 * VOCABULARY_ENTROPY
         if word == "nan" and step == last:
             row["loss"] = math.nan
         row |= {"grad_norm": 1.0 + 4.0 / step, "lr": identity["optim"]["lr"] * min(1.0, step / (0.05 * steps)), "seconds": 0.1}

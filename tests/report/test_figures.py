@@ -50,7 +50,8 @@ def texts_of(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
         draw(self, renderer, *args, **kwargs)
 
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # the layout is settled by the first
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # it is settled
     with monkeypatch.context() as patch:
         patch.setattr(Text, "draw", recorded)
         canvas.draw()

@@ -164,13 +164,11 @@ def test_tables_of_numbers_have_every_digit(report: Made) -> None:
 
 
 def test_the_same_numbers_make_the_same_bytes(report: Made, tmp_path: Path) -> None:
-    again = write_page(example.analysis(), figures_of(report.analysis, report.loaded), report.loaded, tmp_path / "results" / "made")
-    other = re.sub(r'<a href="\.\./runs/[^"]*">([^<]*)</a>', r"\1", report.html)  # runs that do not lie beside the page have no link
-    assert re.sub(r'<data value="[^"]*">([^<]*)</data>', r"\1", again.read_text(encoding="utf-8")) == re.sub(
-        r'<data value="[^"]*">([^<]*)</data>', r"\1", other
-    )
-    for name in ("report.md", "runs.csv", "contrasts.csv", "figures/forest.svg"):
-        assert (again.parent / name).read_bytes() == (report.folder / name).read_bytes()
+    for name in ("one", "other"):
+        write_page(example.analysis(), figures_of(report.analysis, report.loaded)[:2], report.loaded, tmp_path / name)
+    written = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.*")]
+    assert len(written) == 8
+    assert [path for path in written if (tmp_path / "one" / path).read_bytes() != (tmp_path / "other" / path).read_bytes()] == []
 
 
 def test_no_name_of_an_arm_becomes_markup(report: Made, tmp_path: Path) -> None:
@@ -203,7 +201,7 @@ def test_nothing_is_left_half_written(report: Made) -> None:
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        (numbers.with_interval(-0.01912, -0.0283, -0.0091), "−0.0191 [−0.0283, −0.0099]".replace("99]", "91]")),
+        (numbers.with_interval(-0.01912, -0.0283, -0.0091), "−0.0191 [−0.0283, −0.0091]"),
         (numbers.with_interval(-0.0191, -0.12, 0.08), "−0.02 [−0.12, +0.08]"),
         (numbers.with_interval(0.5, None, None), "+0.5000"),
         (numbers.signed(-0.00001, 3), "0.000"),
@@ -232,7 +230,7 @@ def test_a_column_without_a_number_goes_and_is_named() -> None:
 
 def test_a_table_has_the_same_cells_as_html_and_as_markdown() -> None:
     table = tables.summary(example.analysis())
-    text = words(Parsed(html_table(table)).text)
+    text = words(Parsed(str(html_table(table))).text)
     lines = markdown_table(table).splitlines()
     assert len(lines) == len(table.rows) + 2
     for row, line in zip(table.rows, lines[2:], strict=True):

@@ -6,13 +6,15 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from ablate.claim import owner_of
+from ablate.files import read_metrics
 from ablate.sweep.launchers import Local
 from ablate.sweep.local import Slot, slots
 from ablate.sweep.worker import LONGEST_DELAY_SECONDS, _spread_starts
@@ -47,7 +49,7 @@ class Killed(RMSNorm):
 class Waiting(RMSNorm):
     def forward(self, x):
         if not x.is_meta and self.training and os.path.exists("wait"):
-            time.sleep(0.05)
+            time.sleep(0.2)  # a step is a second
         return super().forward(x)
 """
 
@@ -113,10 +115,6 @@ class Sweep:
         typed = {word.partition("=")[0] for word in words}
         return ["-m", "study=mine", *words, *(text for text in self._short if text.partition("=")[0] not in typed)]
 
-    def run(self, *words: str) -> tuple[int, str]:
-        command = self.start(*words)
-        return command.wait(300), command.output
-
     def directories(self) -> dict[str, Path]:
         plan = json.loads((self.folder / "results/mine/plan.json").read_text())
         return {f"{cell['arm']}-{cell['seed']}": Path(cell["directory"]) for cell in plan["cells"]}
@@ -124,9 +122,22 @@ class Sweep:
     def states(self) -> dict[str, str]:
         return {name: json.loads((path / "status.json").read_text())["state"] for name, path in self.directories().items() if path.exists()}
 
-    def wait_for_steps(self, number: int) -> None:
-        """Until so many runs are at work."""
-        self.wait(lambda: sum(path.stat().st_size > 2000 for path in self.folder.glob("results/runs/*/metrics.jsonl")) >= number)
+    def steps(self) -> dict[str, int]:
+        """The last step of every run that has taken one."""
+        found = {path.parent.name: read_metrics(path) for path in self.folder.glob("results/runs/*/metrics.jsonl")}
+        return {name: rows[-1]["step"] for name, rows in found.items() if rows}
+
+    def wait_for_two(self, before: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Until two runs have taken steps beyond those of `before`."""
+        self.wait(lambda: sum(step > before.get(name, 0) + 1 for name, step in self.steps().items()) >= 2)
+
+    def unbroken(self, *words: str) -> Path:
+        """A run that nothing happened to."""
+        results = self.folder / "_".join(["unbroken", *words])
+        kept = [text for text in self._short if not text.startswith("results_dir=")]
+        self.start(*words, *kept, f"results_dir={results}").end()
+        [directory] = (results / "runs").iterdir()
+        return directory
 
     def wait(self, ready: Callable[[], bool]) -> None:
         end = time.monotonic() + 240
@@ -147,14 +158,12 @@ def sweep(tmp_path: Path, short: list[str], start: Callable[..., Command]) -> Sw
 @pytest.mark.slow
 def test_a_grid_runs_to_its_end_and_the_same_command_runs_nothing(sweep: Sweep) -> None:
     command = sweep.grid("norm=layernorm,rmsnorm", "hydra.launcher.workers=2")
-    code, said = sweep.run(*command)
-    assert code == 0, said
+    said = sweep.start(*command).end()
     assert "2 runs, 2 at once, each with 1 thread" in said
     assert "2 of 2 runs are done" in said
     assert set(sweep.states().values()) == {"done"}
     before = {path: path.stat().st_mtime_ns for path in sweep.folder.glob("results/runs/*/*")}
-    code, said = sweep.run(*command)
-    assert code == 0
+    said = sweep.start(*command).end()
     assert "2 runs (2 done)" in said
     assert "hours of one worker" not in said
     assert {path: path.stat().st_mtime_ns for path in sweep.folder.glob("results/runs/*/*")} == before
@@ -163,21 +172,16 @@ def test_a_grid_runs_to_its_end_and_the_same_command_runs_nothing(sweep: Sweep) 
 @pytest.mark.slow
 def test_runs_that_raise_or_are_killed_are_named_and_the_others_finish(sweep: Sweep) -> None:
     command = [*sweep.norms("raising", "killed"), *sweep.grid("norm=rmsnorm,raising,killed,layernorm", "hydra.launcher.workers=1")]
-    code, said = sweep.run(*command)
-    assert code == 1, said
+    said = sweep.start(*command).end(1)
     assert sweep.states()["raising-0"] == "crashed"
     assert "RuntimeError: this one raises" in said
     assert "node: it was killed" in said
     assert "2 of 4 runs are done" in said
     (sweep.folder / "mended").touch()
-    code, said = sweep.run(*command)
-    assert code == 1
-    assert "2 runs, 1 at once" in said
+    assert "2 runs, 1 at once" in sweep.start(*command).end(1)
     assert {name: state for name, state in sweep.states().items() if state != "done"} == {"raising-0": "crashed"}
-    code, said = sweep.run("logs", sweep.directories()["raising-0"].name)
-    assert "RuntimeError: this one raises" in said
-    code, said = sweep.run(*command, "hydra.launcher.fail_fast=true", "seed=0,1")
-    assert code == 1
+    assert "RuntimeError: this one raises" in sweep.start("logs", sweep.directories()["raising-0"].name).end()
+    sweep.start(*command, "hydra.launcher.fail_fast=true", "seed=0,1").end(1)
     assert "layernorm-1" not in sweep.states()  # behind the one that raised
 
 
@@ -186,16 +190,22 @@ def test_a_signal_saves_and_stops_the_runs_and_the_same_command_goes_on_bit_for_
     mine = [*sweep.norms("waiting"), "norm=waiting"]
     command = [*mine, *sweep.grid("seed=3,4", "hydra.launcher.workers=2")]
     (sweep.folder / "wait").touch()
-    for begun, number in enumerate((signal.SIGINT, signal.SIGTERM)):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before = sweep.steps()
         process = sweep.start(*command)
-        sweep.wait(lambda begun=begun: set(sweep.resumed()) == {begun})
-        sweep.wait_for_rows
+        sweep.wait_for_two(before)
         process.send(number)
         assert f"{number.name}: 2 runs save and stop; the same command goes on" in process.end(130)
         assert set(sweep.states().values()) == {"stopped"}
     (sweep.folder / "wait").unlink()
-    code, said = sweep.run(*command)
-    assert code == 0, said
+    sweep.start(*command).end()
+    for path, seed in zip(sweep.directories().values(), (3, 4), strict=True):
+        other = sweep.unbroken(*mine, f"seed={seed}")
+        assert (path / "log.txt").read_text().count("resumed at step") == 2
+        assert (path / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+        assert loss_of(path) == loss_of(other)
+
+
 def loss_of(directory: Path) -> float:
     return float(json.loads((directory / "summary.json").read_text())["eval_loss"])
 
@@ -204,16 +214,11 @@ def loss_of(directory: Path) -> float:
 def test_runs_end_by_themselves_when_their_controller_is_killed_and_a_second_controller_keeps_off(sweep: Sweep) -> None:
     command = sweep.grid("seed=0,1,2", f"train.tokens={LONG * 256}", "hydra.launcher.workers=2")
     process = sweep.start(*command)
-    sweep.wait_for_steps(2)
-    code, said = sweep.run(*command)
-    assert code == 75, said
-    assert "study mine is being run by another process: nothing was started" in said
+    sweep.wait_for_two()
+    assert "study mine is being run by another process: nothing was started" in sweep.start(*command).end(75)
     assert len(sweep.owners()) == 2
-    code, said = sweep.run("status", "mine")
-    assert code == 0, said
-    assert "3 runs (2 running, 1 new)" in said
+    assert "3 runs (2 running, 1 new)" in sweep.start("status", "mine").end()
     process.kill()
-    process.communicate(timeout=60)
     sweep.wait(lambda: not sweep.owners())
     assert set(sweep.states().values()) == {"stopped"}
 
@@ -221,10 +226,7 @@ def test_runs_end_by_themselves_when_their_controller_is_killed_and_a_second_con
 @pytest.mark.slow
 def test_cancel_stops_what_runs(sweep: Sweep) -> None:
     process = sweep.start(*sweep.grid("seed=0,1", f"train.tokens={LONG * 256}", "hydra.launcher.workers=2"))
-    sweep.wait_for_steps(2)
-    code, said = sweep.run("cancel", "mine")
-    assert code == 0, said
-    assert "2 runs on this machine asked to stop" in said
-    said = process.communicate(timeout=120)[0]
-    assert process.returncode == 1
+    sweep.wait_for_two()
+    assert "2 runs on this machine asked to stop" in sweep.start("cancel", "mine").end()
+    process.end(1)
     assert set(sweep.states().values()) == {"stopped"}

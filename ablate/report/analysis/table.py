@@ -28,6 +28,7 @@ class Table:
     metric: str
     strata: dict[str, str]  # arm -> stratum, "" where sizes are no axis
     baselines: dict[str, str]  # stratum -> arm
+    by_arm: dict[str, pd.DataFrame]
 
     def baseline_of(self, arm: str) -> str:
         return self.baselines[self.strata[arm]]
@@ -36,7 +37,7 @@ class Table:
         return [arm for arm, own in self.strata.items() if own == stratum]
 
     def of(self, arm: str) -> pd.DataFrame:
-        return self.rows[self.rows["arm"] == arm]
+        return self.by_arm.get(arm, self.rows.iloc[:0])
 
     def losses(self, arm: str) -> dict[int, float]:
         """block -> loss of the runs that have a result and did not fail."""
@@ -62,7 +63,8 @@ def table_of(loaded: Loaded, blocks: int | None = None) -> Table:
     rows = rows.drop_duplicates(["arm", "block"], keep="last")
     rows["metric"], metric = _metric(rows)
     strata = {arm.name: _stratum(arm) for arm in loaded.meta.arms}
-    return Table(loaded, rows, metric, strata, _baselines(loaded, strata))
+    by_arm = {str(arm): own for arm, own in rows.groupby("arm")}
+    return Table(loaded, rows, metric, strata, _baselines(loaded, strata), by_arm)
 
 
 def _metric(rows: pd.DataFrame) -> tuple[pd.Series, str]:

@@ -166,50 +166,28 @@ def _forest_axes(rows: Sequence[Row], narrow: bool) -> tuple[Figure, Axes, Axes 
 
 def _effect(ax: Axes, y: float, row: Row, look: Style, ends: tuple[float, float]) -> None:
     """One row; what lies beyond the axis is a triangle at its end."""
-    low, high = ends
-
-    def held(value: float) -> float:
-        return min(max(value, low), high)
-
     for (a, b), width, gid in (((row.holm_low, row.holm_high), 1.1, "holm"), ((row.low, row.high), 4.0, "interval")):
         if known(a) and known(b):
-            ax.plot(
-                [held(a), held(b)], [y, y], color=look.colour, linewidth=width, solid_capstyle="butt", gid=f"{gid} {row.name}", zorder=2
-            )
-    spread = np.linspace(-0.1, 0.1, len(row.blocks)) if len(row.blocks) > 1 else [0.0] * len(row.blocks)
+            held = np.clip([a, b], *ends)
+            ax.plot(held, [y, y], color=look.colour, linewidth=width, solid_capstyle="butt", gid=f"{gid} {row.name}", zorder=2)
+    spread = np.linspace(-0.05, 0.05, len(row.blocks)) if len(row.blocks) > 1 else [0.0] * len(row.blocks)
     for shift, (block, value) in zip(spread, sorted(row.blocks.items()), strict=True):
         if known(value):
-            marker = "o" if low <= value <= high else "<" if value < low else ">"
-            ax.plot(
-                [held(value)],
-                [y + 0.27 + shift / 2],
-                marker,
-                color=look.colour,
-                markersize=3.2,
-                markeredgewidth=0,
-                alpha=0.75,
-                clip_on=False,
-            )
-            ax.lines[-1].set_gid(f"block {row.name} {block}")
+            (dot,) = _held(ax, value, y + 0.27 + shift, "o", ends, color=look.colour, markersize=3.2, markeredgewidth=0, alpha=0.75)
+            dot.set_gid(f"block {row.name} {block}")
     if known(row.mean):
-        marker = look.marker if low <= row.mean <= high else "<" if row.mean < low else ">"
-        ax.plot(
-            [held(row.mean)],
-            [y],
-            marker,
-            color=look.colour,
-            markersize=7,
-            markeredgecolor=PAPER,
-            gid=f"mean {row.name}",
-            zorder=4,
-            clip_on=False,
-        )
-        if not low <= row.mean <= high:
-            side = "right" if row.mean > high else "left"
-            at = (-8 if side == "right" else 8, 0)
-            ax.annotate(
-                amount(row.mean, _half(row), True), (held(row.mean), y), at, textcoords="offset points", ha=side, va="center", fontsize=8
-            )
+        _held(ax, row.mean, y, look.marker, ends, color=look.colour, markersize=7, markeredgecolor=PAPER, gid=f"mean {row.name}", zorder=4)
+        if not ends[0] <= row.mean <= ends[1]:
+            side, end, shift = ("right", ends[1], -8) if row.mean > ends[1] else ("left", ends[0], 8)
+            told = amount(row.mean, _half(row), True)
+            ax.annotate(told, (end, y), (shift, 0), textcoords="offset points", ha=side, va="center", fontsize=8)
+
+
+def _held(ax: Axes, x: float, y: float, marker: str, ends: tuple[float, float], **look: Any) -> list[Line2D]:
+    """A marker, or a triangle at the end of the axis beyond which it lies."""
+    low, high = ends
+    sign = marker if low <= x <= high else "<" if x < low else ">"
+    return ax.plot([min(max(x, low), high)], [y], sign, clip_on=False, **look)
 
 
 def _words(ax: Axes, last: Axes, y: float, row: Row, narrow: bool) -> None:

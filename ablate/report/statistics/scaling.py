@@ -20,10 +20,11 @@ STRETCH = 2.0
 HUBER = 1e-3
 """Relative error from which on a point counts by its distance, not by its square (Hoffmann et al. 2022, 2203.15556)."""
 
-STARTS = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""Exponents from which a fit starts; the best end counts."""
-
 STEEPEST = 10.0
+"""The largest exponent that is looked for."""
+
+STARTS = np.geomspace(0.01, STEEPEST / 2, 60)
+"""Exponents of which the best is where a fit starts."""
 
 
 class PowerLaw(NamedTuple):
@@ -71,14 +72,14 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
     def errors(theta: Array) -> Array:
         return np.log((theta[0] * np.exp(-theta[1] * u) + theta[2]) / target)
 
-    ends = []
-    for exponent in STARTS:
+    def start(exponent: float) -> Array:
         (alpha, floor), _ = nnls(np.stack([np.exp(-exponent * u), np.ones_like(u)], axis=1), target)
-        start, bounds = [alpha + 1e-3, exponent, floor + 1e-3], ([1e-9, 0, 0], [np.inf, STEEPEST, np.inf])
-        ends.append(
-            least_squares(errors, start, bounds=bounds, loss="huber", f_scale=HUBER, xtol=1e-14, ftol=1e-14, gtol=1e-14, max_nfev=2000)
-        )
-    alpha, exponent, floor = (float(value) for value in min(ends, key=lambda end: end.cost).x)
+        return np.array([max(alpha, 1e-6), exponent, max(floor, 1e-6)])
+
+    best = min((start(exponent) for exponent in STARTS), key=lambda theta: float(np.abs(errors(theta)).sum()))
+    exact = {"xtol": 1e-14, "ftol": 1e-14, "gtol": 1e-14}
+    end = least_squares(errors, best, bounds=([0, 0, 0], [np.inf, STEEPEST, np.inf]), loss="huber", f_scale=HUBER, max_nfev=1000, **exact)
+    alpha, exponent, floor = (float(value) for value in end.x)
     fitted = unit * (alpha * np.exp(-exponent * u) + floor)
     residuals = tuple(float(value) for value in points_y - fitted)
     return PowerLaw(alpha * unit * middle**exponent, exponent, floor * unit, min(x), max(x), residuals)
