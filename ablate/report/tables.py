@@ -367,7 +367,7 @@ def noise(analysis: Analysis) -> list[Table]:
         [
             name(arm.name),
             plain(analysis.noise.seed_sd.get(arm.name), "{:.2g}", "fewer than two runs"),
-            unless_baseline(arm, plain(arm.rho, "{:.2f}", "fewer than three pairs")),
+            unless_baseline(arm, _correlation(arm.rho)),
             unless_baseline(arm, plain(arm.pair_sd, "{:.2g}", "fewer than two pairs")),
             unless_baseline(arm, _saving(analysis.noise.seed_sd, analysis.baseline.name, arm)),
         ]
@@ -384,6 +384,10 @@ def noise(analysis: Analysis) -> list[Table]:
         ]
         tables.append(Table("power", "Blocks that a difference takes, with 80 % power", columns, counts))
     return tables
+
+
+def _correlation(rho: float | None) -> Cell:
+    return number(rho, "" if rho is None else signed(rho, 2).removeprefix("+"), "fewer than three pairs")
 
 
 def _saving(seed_sd: Mapping[str, float], baseline: str, arm: ArmResult) -> Cell:

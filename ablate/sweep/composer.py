@@ -163,9 +163,8 @@ class Composer:
         normal: list[Normal] = []
         problems: list[Problem] = []
         keys: set[str] = set()
+        self._look_at([text for text in dict.fromkeys(overrides) if text not in self._normal])
         for text in overrides:
-            if text not in self._normal:
-                self._normal[text] = self._looked_at(text)
             found = self._normal[text]
             if isinstance(found, Problem):
                 problems.append(found)
@@ -176,15 +175,19 @@ class Composer:
             keys.add(key_of(text))
         return normal, problems
 
-    def _looked_at(self, text: str) -> Normal | Problem:
-        if PLAIN_SEED.fullmatch(text):  # of which a study has many, and no group is looked up for it
-            spelled = f"++{text}"
+    def _look_at(self, texts: list[str]) -> None:
+        """Overrides at once, since groups are listed for each look at them; one by one where something is wrong."""
+        if all(map(PLAIN_SEED.fullmatch, texts)):  # of which a study has many, and which are of no group
+            spelled, problems = [f"++{text}" for text in texts], []
         else:
-            cleaned = normalise(Request([text], self._request.config_name, self._request.config_dir), self._loader)
-            if cleaned.problems:
-                return cleaned.problems[0]
-            (spelled,) = cleaned.overrides
-        return spelled, self._parser.parse_override(spelled)
+            cleaned = normalise(Request(texts, self._request.config_name, self._request.config_dir), self._loader)
+            spelled, problems = cleaned.overrides, cleaned.problems
+        if problems and len(texts) > 1:
+            for text in texts:
+                self._look_at([text])
+        else:
+            found: Sequence[Normal | Problem] = problems or [(text, self._parser.parse_override(text)) for text in spelled]
+            self._normal |= zip(texts, found, strict=True)
 
     def _structure(self, wide: tuple[str, ...], axes: tuple[tuple[str, str], ...]) -> Values:
         """What the groups give, interpolations still open. What is new is composed together: on a plain axis, no choice moves another."""

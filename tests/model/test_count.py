@@ -3,10 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from ablate.config import build_model, meta_model
-from ablate.model.count import Counts, count, parameters
+from ablate.model.count import Counts, FlopCounter, count, flops, parameters
 from tests.model.conftest import DIFFERENT, changed, quick_first, small
 
 WIDTH, DEPTH, HEADS, CONTEXT, VOCABULARY, FFN_WIDTH = 32, 2, 4, 16, 256, 88
@@ -41,6 +44,46 @@ def test_training_takes_three_times_the_flops_of_the_forward_pass() -> None:
 def test_a_built_model_counts_as_its_model_without_numbers(choice: str) -> None:
     cfg = small(choice)
     assert count(build_model(cfg), CONTEXT) == count(meta_model(cfg), CONTEXT)
+
+
+@pytest.mark.parametrize("choice", ["norm=rmsnorm", *quick_first(DIFFERENT)])
+def test_flops_are_those_of_torchs_own_counter_at_first_and_once_shapes_are_known(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlopCounter, "known", {})
+    model, tokens = meta_model(small(choice)), torch.zeros(1, CONTEXT, dtype=torch.long, device="meta")
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as torchs:
+        model(tokens)
+    assert flops(model, tokens) == flops(model, tokens) == torchs.get_total_flops() > 0
+
+
+def made(call: Any) -> list[Tensor]:
+    """What a call makes under the counter, when nothing is known of it and again."""
+    with FlopCounter():  # type: ignore[no-untyped-call]
+        return [call(), call()]
+
+
+def test_what_a_tensors_numbers_decide_is_found_out_each_time() -> None:
+    x, few, many = torch.empty(4, 8, device="meta"), torch.tensor([True, False, False, False]), torch.tensor([True, True, True, False])
+    assert [tensor.shape for tensor in made(lambda: x[few])] == [(1, 8)] * 2
+    assert [tensor.shape for tensor in made(lambda: x[many])] == [(3, 8)] * 2
+
+
+def test_equal_numbers_of_other_types_are_other_arguments() -> None:
+    found = [made(lambda value=value: torch.full((2,), value, device="meta")) for value in (1, 1.0, True)]  # type: ignore[misc]
+    assert [[tensor.dtype for tensor in tensors] for tensors in found] == [[torch.int64] * 2, [torch.float32] * 2, [torch.bool] * 2]
+
+
+def test_a_known_operator_makes_what_it_made_before() -> None:
+    x = torch.empty(3, 4, device="meta").t()
+    for call in (lambda: x + 1, lambda: x.mean(0, keepdim=True), lambda: torch.cat([x, x]), lambda: x > 0, lambda: x.sort()[1]):
+        first, again = made(call)
+        assert first is not again
+        assert (first.shape, first.stride(), first.dtype, first.device) == (again.shape, again.stride(), again.dtype, again.device)
+
+
+def test_views_and_what_is_written_in_place_stay_the_same_tensor() -> None:
+    x = torch.empty(3, 4, device="meta")
+    assert all(tensor is x for tensor in made(lambda: x.add_(1)))
+    assert all(tensor._base is x for tensor in made(lambda: x.view(12)))
 
 
 def test_a_soft_cap_costs_no_flops_of_matrices() -> None:

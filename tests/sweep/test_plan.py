@@ -12,6 +12,7 @@ import pytest
 
 from ablate.claim import Claim
 from ablate.errors import ConfigError
+from ablate.sweep import composer as composing
 from ablate.sweep.composer import Composer
 from ablate.sweep.plan import Cell, Plan, Planner, check_arms, state_of
 from ablate.sweep.study import load_study, parse_study
@@ -138,6 +139,20 @@ def test_cells_that_cannot_be_had_are_dropped_with_their_reasons(planner_of: Mak
     ((overrides, reason),) = plan.arms.dropped
     assert overrides == ("norm=none", "placement=post")
     assert "no effect with norm=none" in reason
+
+
+def test_a_grid_is_composed_as_often_as_its_longest_axis_has_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[list[str]] = []
+    real = composing.compose_raw
+    monkeypatch.setattr(composing, "compose_raw", lambda request: composed.append(request.overrides) or real(request))
+    axes = {"norm": ["rmsnorm", "layernorm", "dyt"], "ffn": ["swiglu", "gelu"], "model.depth": [1, 2]}
+    study = parse_study(
+        {"question": "Which?", "design": "grid", "axes": axes, "blocks": 2, "set": ["model.width=32", "model.heads=2"]}, "mine"
+    )
+    with Composer() as composer:
+        planner = Planner(study, composer, ["tracker=none"], lambda text: None)
+    assert len(planner.arms.arms) == 3 * 2 * 2
+    assert len(composed) == 3 + 1  # and what all cells have
 
 
 def test_an_arm_that_cannot_be_had_is_an_error_of_the_study(planner_of: MakePlanner) -> None:

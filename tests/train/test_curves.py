@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,8 @@ def test_a_bucket_without_a_target_has_no_loss() -> None:
     assert [row["loss"] for row in rows] == [None, 1.5]
 
 
-def test_all_places_together_have_the_loss_of_the_evaluation(short: list[str], tmp_path: Path) -> None:
-    assert main(short) == 0
-    [directory] = (tmp_path / "results" / "runs").iterdir()
-    summary = read_json(directory / "summary.json")
+def test_all_places_together_have_the_loss_of_the_evaluation(plain: Path) -> None:
+    summary = read_json(plain / "summary.json")
     curve, rows = summary["loss_at_position"], summary["loss_by_position"]
     assert len(curve) == CONTEXT
     assert sum(curve) / CONTEXT == pytest.approx(summary["eval_loss"], rel=1e-6), "4096 bytes are whole windows, and fewer than are sampled"
@@ -207,9 +206,8 @@ def test_the_verb_gives_the_numbers_of_the_run_again(short: list[str], tmp_path:
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_from_before_a_key_was_there_can_still_be_measured(short: list[str], tmp_path: Path) -> None:
-    assert main(short) == 0
-    [directory] = (tmp_path / "results" / "runs").iterdir()
+def test_a_run_from_before_a_key_was_there_can_still_be_measured(plain: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(plain, tmp_path / plain.name)
     config = yaml.safe_load((directory / "config.yaml").read_text())
     del config["probes"], config["eval"]["extend"]
     (directory / "config.yaml").write_text(yaml.safe_dump(config))

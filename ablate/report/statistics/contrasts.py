@@ -147,7 +147,7 @@ def family(losses: Mapping[str, Mapping[int, float]], baseline: str, failed: Col
     if baseline in failed:
         left |= {arm: "a run of the baseline failed" for arm in own if arm not in left}
     else:
-        pool = {arm: losses[arm] for arm in (baseline, *own) if arm not in left}
+        pool = {arm: losses[arm] for arm in (baseline, *own) if arm in losses and arm not in left}
         left |= departures(pool, baseline)
         pool = {arm: values for arm, values in pool.items() if arm not in left}
         fit = fit_blocks(pool, baseline) if len(pool) > 2 else None
@@ -175,7 +175,7 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 
 
 def holm_uncapped(p: Mapping[str, float]) -> dict[str, float]:
-    """Holm's p values without the bound of 1, which intervals need. (That of statsmodels bounds them, and collects garbage at each call.)"""
+    """Holm's p values without the bound of 1, which intervals need (statsmodels bounds them)."""
     adjusted, largest = dict(p), 0.0
     ordered = sorted((key for key, value in p.items() if not math.isnan(value)), key=lambda key: p[key])
     for rank, key in enumerate(ordered):

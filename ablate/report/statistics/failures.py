@@ -31,7 +31,7 @@ def outcome(
 
     incomplete: it has not ended. nan: a loss or gradient was no number. diverged: the final loss is above the initial one, or training
     ended above 1.5 times its smallest loss. collapsed: the final loss is not 0.02 nats below the unigram entropy, so that the model knows
-    token frequencies and nothing else. spiky: more than one training loss in a thousand is a spike (`spike_share`); such a run did not fail.
+    token frequencies only. spiky: more than one training loss in a thousand is a spike (`spike_share`); such a run did not fail.
     """
     if state not in ("done", "failed"):
         return "incomplete"

@@ -28,7 +28,7 @@ class Budgets(NamedTuple):
         """ln(D' / D) with L(D') = L(D) + difference; infinite where L never gets that low."""
         if self.curve is None:
             return -difference / self.per_fold
-        relative = difference / (self.curve.predict(tokens) - self.curve.floor)
+        relative = difference * self.curve.exponent / self.curve.slope(tokens)  # to what L(D) has above its floor
         return math.inf if relative <= -1 else -math.log1p(relative) / self.curve.exponent
 
 

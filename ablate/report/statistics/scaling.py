@@ -101,7 +101,7 @@ def _falling(x: Sequence[float], y: Sequence[float]) -> tuple[Array, Array]:
         raise ValueError(f"needs at least two different x, not {sorted(set(x))}")
     points_x, points_y = np.asarray(x, float), np.asarray(y, float)
     u = np.log(points_x)
-    if np.dot(u - u.mean(), points_y) >= 0:
+    if np.dot(u - u.mean(), points_y - points_y[0]) >= 0:
         raise ValueError("y does not fall as x grows")
     return points_x, points_y
 

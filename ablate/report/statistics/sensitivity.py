@@ -44,7 +44,7 @@ def _share_below(a: float, b: float, line: float) -> float:
     low, high = min(a, b), max(a, b)
     if high <= line:
         return 1.0
-    return max(0.0, (line - low) / (high - low))
+    return (line - low) / (high - low) if low < line else 0.0
 
 
 def _trained(rates: Sequence[float], losses: Sequence[float | None]) -> list[float | None]:
