@@ -22,6 +22,7 @@ def banners(table: Table, arms: list[ArmResult], families: list[Family], stage: 
     found += [
         Banner("amber", f"{arm} is left out of the pooled noise and judged by its own: {reason}")
         for family in families
+        if any(contrast.method == "pooled blocks" for contrast in family.contrasts.values())
         for arm, reason in family.left_pool.items()
     ]
     found += [Banner("amber", text) for text in table.loaded.meta.deviations]

@@ -17,10 +17,10 @@ def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: A
         else "not tuned: one rate for all arms"
     )
     hours = runs.drop_duplicates("run")["seconds"].sum(min_count=1) / 3600
-    budget = _one(rows["tokens"])
+    tokens = rows["tokens"][(rows["state"] == "done") & (rows["outcome"] == "ok")]
     strip = [
         ("baseline", f"{baseline.name} ({' '.join(baseline.overrides)})" if baseline.overrides else baseline.name),
-        ("budget", f"{float(budget):,.0f} tokens a run" if budget else _values(rows["tokens"])),
+        ("budget", f"{_values(tokens)} tokens a run" if tokens.notna().any() else ""),
         ("blocks", str(len({block for arm in arms for block in arm.outcomes}))),
         ("learning rates", rates),
         ("match", meta.match if meta.match != "none" else "none asked for"),
@@ -63,13 +63,10 @@ def _margin(margin: Margin) -> str:
     return f"±{margin.nats:.4f} nats" + (f" = {', '.join(more)}" if more else "")
 
 
-def _one(values: pd.Series) -> str | None:
-    distinct = values.dropna().unique()
-    return str(distinct[0]) if len(distinct) == 1 else None
-
-
 def _values(values: pd.Series) -> str:
-    distinct = sorted(values.dropna().astype(str).unique())
+    distinct = [
+        f"{value:,.0f}" if isinstance(value, float) and value.is_integer() else str(value) for value in sorted(values.dropna().unique())
+    ]
     return ", ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
 
 

@@ -33,7 +33,8 @@ def method_of(meta: StudyMeta, margin: Margin, alpha: float, metric: str) -> lis
         f"Margin: {f'±{margin.nats:.4f} nats, ' if margin.nats is not None else ''}{margin.told}.",
         "Failed runs (number errors, divergence, collapse to token frequencies) are outcomes: they are counted, and in no mean.",
         *([f"Left out of the design: {len(meta.dropped)} combinations that cannot be had."] if meta.dropped else []),
+        *([f"Notes of the plan: {'; '.join(meta.notes)}."] if meta.notes else []),
         "Limits: this is an answer at this scale, on this data, with this budget. Rankings of small runs need not hold for large ones: the "
         "better of two data sets at small scale was the better one at large scale for about 80 % of pairs (DataDecide, arXiv 2504.11393), "
-        "and the ranks of architecture changes at 1.2B and 3B parameters had a rank correlation of -0.27 (arXiv 2605.20798).",
+        "and the ranks of architecture changes at 1.2B and 3B parameters had a rank correlation of −0.27 (arXiv 2605.20798).",
     ]

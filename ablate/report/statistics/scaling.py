@@ -77,8 +77,9 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
         return np.array([max(alpha, 1e-6), exponent, max(floor, 1e-6)])
 
     best = min((start(exponent) for exponent in STARTS), key=lambda theta: float(np.abs(errors(theta)).sum()))
-    exact = {"xtol": 1e-14, "ftol": 1e-14, "gtol": 1e-14}
-    end = least_squares(errors, best, bounds=([0, 0, 0], [np.inf, STEEPEST, np.inf]), loss="huber", f_scale=HUBER, max_nfev=1000, **exact)
+    end = least_squares(
+        errors, best, bounds=([0, 0, 0], [np.inf, STEEPEST, np.inf]), loss="huber", f_scale=HUBER, xtol=1e-14, ftol=1e-14, gtol=1e-14
+    )
     alpha, exponent, floor = (float(value) for value in end.x)
     fitted = unit * (alpha * np.exp(-exponent * u) + floor)
     residuals = tuple(float(value) for value in points_y - fitted)
