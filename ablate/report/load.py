@@ -71,6 +71,7 @@ class StudyMeta:
     notes: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()  # how the study was changed since it was first asked for
     directory: str = ""
+    reference: dict[str, str] = field(default_factory=dict)  # of axes that arms change, what the baseline has there
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ def load_study(name_or_path: str | Path, results_dir: str | Path = "results") ->
         raise ConfigError.at(str(name_or_path), f"none of its {len(places)} runs is there; to run them: {meta.command}")
     records = {place: read_record(place) for place in dict.fromkeys(places)}
     roles = [(records[place], role) for place, (_, role) in zip(places, cells, strict=True)]
+    meta = replace(meta, reference=reference_of(meta, roles))
     bench = read_json(study_dir / "bench.json")
     usable = isinstance(bench, dict) and isinstance(bench.get("arms"), dict)
     return loaded(meta, roles, bench if usable else None)
@@ -133,6 +135,13 @@ def loaded(meta: StudyMeta, roles: Sequence[tuple[Record, Role]], bench: dict[st
     """The frames of some runs."""
     records = list({id(record): record for record, _ in roles}.values())
     return Loaded(meta, runs_frame(roles), curves_frame(records), positions_frame(records), bench)
+
+
+def reference_of(meta: StudyMeta, roles: Sequence[tuple[Record, Role]]) -> dict[str, str]:
+    """axis -> variant of the baseline, for the axes that its own or another arm's overrides name."""
+    identity = next((record.identity for record, role in roles if role.arm == meta.baseline and record.identity), {})
+    keys = dict.fromkeys(override.lstrip("+").partition("=")[0] for arm in meta.arms for override in arm.overrides)
+    return {key: str(identity[f"{key}.kind"]) for key in keys if f"{key}.kind" in identity}
 
 
 def find_study(name: str, results_dir: str | Path) -> Path:

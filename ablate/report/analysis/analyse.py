@@ -11,7 +11,7 @@ from ablate.report.analysis.method import method_of
 from ablate.report.analysis.shapes import Analysis, ArmResult
 from ablate.report.analysis.table import table_of
 from ablate.report.analysis.whole import effects_of, ladder_of, noise_of, pair_noise, scale_of
-from ablate.report.analysis.words import answer, with_sentence
+from ablate.report.analysis.words import answer, named, with_sentence
 from ablate.report.load import Loaded
 from ablate.report.statistics import family
 
@@ -41,7 +41,7 @@ def analyse(loaded: Loaded, margin: float | None = None) -> Analysis:
     return Analysis(
         study=loaded.meta.name,
         question=loaded.meta.question,
-        answer=answer(others, baseline, final),
+        answer=answer(others, named(baseline, loaded.meta.reference), final),
         metric=table.metric,
         baseline=baseline,
         arms=others,

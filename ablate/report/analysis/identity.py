@@ -6,6 +6,7 @@ import pandas as pd
 
 from ablate.report.analysis.shapes import ArmResult, Identity, Margin
 from ablate.report.analysis.table import Table
+from ablate.report.analysis.words import named
 
 
 def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: ArmResult) -> Identity:
@@ -19,7 +20,7 @@ def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: A
     hours = runs.drop_duplicates("run")["seconds"].sum(min_count=1) / 3600
     tokens = rows["tokens"][(rows["state"] == "done") & (rows["outcome"] == "ok")]
     strip = [
-        ("baseline", f"{baseline.name} ({' '.join(baseline.overrides)})" if baseline.overrides else baseline.name),
+        ("baseline", named(baseline, meta.reference)),
         ("budget", f"{_values(tokens)} tokens a run" if tokens.notna().any() else ""),
         ("blocks", str(len({block for arm in arms for block in arm.outcomes}))),
         ("learning rates", rates),
@@ -39,6 +40,20 @@ def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: A
         ("tuning seeds", ", ".join(map(str, meta.tuning_seeds)) or "none"),
     ]
     return Identity([(name, value) for name, value in strip if value], [(name, value) for name, value in reproduce if value])
+
+
+OF_MACHINE.items() if column in rows),
+        ("data, content hash", _values(rows["data"])),
+        ("seeds", ", ".join(map(str, meta.blocks))),
+        ("tuning seeds", ", ".join(map(str, meta.tuning_seeds)) or "none"),
+    ]
+    return Identity([(name, value) for name, value in strip if value], [(name, value) for name, value in reproduce if value])
+
+
+def _named(baseline: ArmResult, reference: Mapping[str, str]) -> str:
+    """The baseline, with what it has where arms differ: a name alone says too little."""
+    what = baseline.overrides or [f"{axis}={variant}" for axis, variant in reference.items()]
+    return f"{baseline.name} ({' '.join(what)})" if what else baseline.name
 
 
 OF_MACHINE = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ablate.report.analysis.shapes import ArmResult, Margin, Span
@@ -75,7 +76,13 @@ def _speed(ratio: Span) -> str:
     return f"{ratio.mean:.2f}x speed" if ratio.mean is not None else ""
 
 
-def answer(arms: list[ArmResult], baseline: ArmResult, final: bool) -> str:
+def named(baseline: ArmResult, reference: Mapping[str, str]) -> str:
+    """The baseline, with what it has where arms differ: a name alone says too little."""
+    what = baseline.overrides or [f"{axis}={variant}" for axis, variant in reference.items()]
+    return f"{baseline.name} ({' '.join(what)})" if what else baseline.name
+
+
+def answer(arms: list[ArmResult], baseline: str, final: bool) -> str:
     """All arms in one sentence, by verdict."""
     groups: dict[str, list[str]] = {}
     for arm in arms:
@@ -83,7 +90,7 @@ def answer(arms: list[ArmResult], baseline: ArmResult, final: bool) -> str:
         if judgement is not None and (judgement.contrast is not None or judgement.verdict.word != "SCREEN ONLY"):
             groups.setdefault(judgement.verdict.word, []).append(arm.name)
     if not groups:
-        return f"Nothing can be said yet: no arm has a block in common with {baseline.name} that has ended."
+        return f"Nothing can be said yet: no arm has a block in common with {baseline} that has ended."
     phrases = {
         "BETTER": "better than {b}: {a}",
         "EQUIVALENT": "equivalent to {b} within the margin: {a}",
@@ -94,6 +101,6 @@ def answer(arms: list[ArmResult], baseline: ArmResult, final: bool) -> str:
         "NOT COMPARABLE": "not comparable: {a}",
         "SCREEN ONLY": "screened only: {a}",
     }
-    said = "; ".join(text.format(a=", ".join(groups[word]), b=baseline.name) for word, text in phrases.items() if word in groups)
+    said = "; ".join(text.format(a=", ".join(groups[word]), b=baseline) for word, text in phrases.items() if word in groups)
     text = f"{said[0].upper()}{said[1:]}."
     return text if final else f"So far: {said}."

@@ -56,7 +56,8 @@ def _diverged(losses: Sequence[float], initial_loss: float | None, final_loss: f
 def spike_share(losses: Sequence[float]) -> float:
     """The share of training losses that are more than 7 deviations above the mean of the up to 100 before them.
 
-    After OLMo's spike score (Groeneveld et al. 2024), upwards only: a fall is learning. The first 20 have too little before them.
+    After OLMo's spike score (Groeneveld et al. 2024), upwards only: a fall is learning. The first 20 have too
+    little before them, and while the loss still falls steeply its slope hides a spike.
     """
     import numpy as np
 

@@ -178,6 +178,16 @@ def test_a_half_fraction_has_main_effects_and_no_pair() -> None:
     assert means == pytest.approx(worth)
 
 
+def test_pairs_that_only_each_other_can_do_for_are_told_by_none() -> None:
+    """d = a b c: no axis is confounded with a pair, and ab with cd, ac with bd, ad with bc."""
+    cells = [(*cell, "+" if cell.count("+") % 2 else "-") for cell in product("-+", repeat=3)]
+    levels: Levels = [dict(zip("abcd", cell, strict=True)) for cell in cells for _ in range(2)]
+    found = effects(levels, noisy(levels, [0, 1] * 8), [0, 1] * 8)
+    assert len(found.main) == 4
+    assert found.interactions == ()
+    assert len(found.aliased) == 6
+
+
 def test_without_runs_to_spare_effects_have_no_interval() -> None:
     levels, blocks = runs(TWO, 1)
     found = effects(levels, [1.0, 2.0, 4.0, 9.0], blocks)

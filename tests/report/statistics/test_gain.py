@@ -121,8 +121,10 @@ def test_one_end_may_be_refused_alone() -> None:
     assert (found.high, found.beyond) == (None, True)
 
 
-def test_a_loss_below_the_floor_is_refused() -> None:
-    assert token_gain(None, -5.0, None, CURVE, 4e6) == (None, None, None, True)
+@pytest.mark.parametrize("below", [0.0, 0.1, 5.0])
+def test_a_loss_at_the_floor_or_below_is_refused(below: float) -> None:
+    """At 4e6 tokens the floor is 30 * 4e6^-0.3 = 0.31 nats away."""
+    assert token_gain(None, -30 * 4e6**-0.3 - below, None, CURVE, 4e6) == (None, None, None, True)
 
 
 @pytest.mark.parametrize("budgets", [LOCAL, CURVE])

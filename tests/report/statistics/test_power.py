@@ -25,12 +25,12 @@ def test_blocks_to_certify_are_as_tabulated() -> None:
     assert tuple(blocks_to_certify(size) for size in (0.5, 0.75, 1, 1.5, 2, 3)) == (36, 17, 11, 6, 4, 3)
 
 
-@pytest.mark.parametrize(("n", "expected"), zip(NS, (3.26, 2.13, 1.68, 1.43, 1.16, 1.00), strict=True))
+@pytest.mark.parametrize(("n", "expected"), list(zip(NS, (3.26, 2.13, 1.68, 1.43, 1.16, 1.00), strict=True)))
 def test_the_smallest_detectable_difference_is_as_tabulated(n: int, expected: float) -> None:
     assert smallest_detectable(n, n - 1) == pytest.approx(expected, abs=0.005)
 
 
-@pytest.mark.parametrize(("n", "expected"), zip(NS, (2.65, 1.95, 1.65, 1.40, 1.20, 1.05), strict=True))
+@pytest.mark.parametrize(("n", "expected"), list(zip(NS, (2.65, 1.95, 1.65, 1.40, 1.20, 1.05), strict=True)))
 def test_the_smallest_certifiable_margin_is_as_simulated(n: int, expected: float) -> None:
     """The simulation went in steps of 0.05 and names the first that reached 80 %."""
     assert expected - 0.055 < smallest_certifiable(n, n - 1) < expected + 0.015

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
-from ablate.report.statistics import PowerLaw, power_law, rank_stability
+from ablate.report.statistics import PowerLaw, paired_contrast, power_law, rank_stability
 
 X = [1.0, 2.0, 4.0, 8.0]
 
@@ -138,6 +138,23 @@ def test_the_order_of_arms_close_together_is_open(seed: int) -> None:
     assert found.low is not None
     assert found.high is not None
     assert found.low < 0 < found.high
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 8])
+def test_the_order_of_two_arms_is_sure_exactly_where_a_paired_t_test_is(blocks: int) -> None:
+    """One scale is beyond doubt, so that the other alone decides; a p within simulation error of 5 % is no test of this."""
+    rng = np.random.default_rng(blocks)
+    sure = []
+    for _ in range(60):
+        shared, gap = rng.normal(0, 10, blocks), rng.uniform(0, 6 if blocks > 2 else 40)
+        a, b = shared + rng.standard_normal(blocks), shared + gap + rng.standard_normal(blocks)
+        p = paired_contrast((a - b).tolist()).p
+        assert p is not None
+        if a.mean() < b.mean() and not 0.03 < p < 0.07:
+            (found,) = rank_stability(table(([0.0] * blocks, a.tolist()), ([1.0] * blocks, b.tolist())))
+            assert found.low == (1.0 if p < 0.05 else -1.0)
+            sure.append(p < 0.05)
+    assert 10 <= sum(sure) <= len(sure) - 10
 
 
 def test_the_interval_is_no_matter_of_chance() -> None:
