@@ -42,20 +42,6 @@ def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: A
     return Identity([(name, value) for name, value in strip if value], [(name, value) for name, value in reproduce if value])
 
 
-OF_MACHINE.items() if column in rows),
-        ("data, content hash", _values(rows["data"])),
-        ("seeds", ", ".join(map(str, meta.blocks))),
-        ("tuning seeds", ", ".join(map(str, meta.tuning_seeds)) or "none"),
-    ]
-    return Identity([(name, value) for name, value in strip if value], [(name, value) for name, value in reproduce if value])
-
-
-def _named(baseline: ArmResult, reference: Mapping[str, str]) -> str:
-    """The baseline, with what it has where arms differ: a name alone says too little."""
-    what = baseline.overrides or [f"{axis}={variant}" for axis, variant in reference.items()]
-    return f"{baseline.name} ({' '.join(what)})" if what else baseline.name
-
-
 OF_MACHINE = {
     "commit": "commit",
     "device": "device",

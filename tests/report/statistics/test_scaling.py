@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, t
 
 from ablate.report.statistics import PowerLaw, paired_contrast, power_law, rank_stability
 
@@ -144,9 +144,9 @@ def test_the_order_of_arms_close_together_is_open(seed: int) -> None:
 def test_the_order_of_two_arms_is_sure_exactly_where_a_paired_t_test_is(blocks: int) -> None:
     """One scale is beyond doubt, so that the other alone decides; a p within simulation error of 5 % is no test of this."""
     rng = np.random.default_rng(blocks)
-    sure = []
+    sure, half = [], float(t.ppf(0.975, blocks - 1)) * (2 / blocks) ** 0.5  # of the interval, at the noise that there is
     for _ in range(60):
-        shared, gap = rng.normal(0, 10, blocks), rng.uniform(0, 6 if blocks > 2 else 40)
+        shared, gap = rng.normal(0, 10, blocks), rng.uniform(0, 2 * half)
         a, b = shared + rng.standard_normal(blocks), shared + gap + rng.standard_normal(blocks)
         p = paired_contrast((a - b).tolist()).p
         assert p is not None
