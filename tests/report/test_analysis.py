@@ -55,7 +55,8 @@ def test_arms_get_the_word_of_their_truth_and_stand_in_the_order_of_their_effect
     assert [a.name for a in analysis.arms] == ["prmsnorm", "dyt", "layernorm"]
     assert [word(analysis, a.name) for a in analysis.arms] == ["BETTER", "EQUIVALENT", "WORSE"]
     assert (
-        analysis.answer == "Better than baseline: prmsnorm; equivalent to baseline within the margin: dyt; worse than baseline: layernorm."
+        analysis.answer == "Better than baseline (norm=rmsnorm): prmsnorm; equivalent to baseline (norm=rmsnorm) within the margin: dyt; "
+        "worse than baseline (norm=rmsnorm): layernorm."
     )
     assert not reds(analysis)
 

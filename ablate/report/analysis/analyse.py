@@ -35,7 +35,8 @@ def analyse(loaded: Loaded, margin: float | None = None) -> Analysis:
     ]
     baseline = next(arm for arm in arms if arm.name == loaded.meta.baseline)
     others = sorted((arm for arm in arms if arm is not baseline), key=_effect)
-    families = [family({arm: table.losses(arm) for arm in table.arms(stratum)}, own) for stratum, own in table.baselines.items()]
+    failing = [arm.name for arm in arms if arm.failed]
+    families = [family({arm: table.losses(arm) for arm in table.arms(stratum)}, own, failing) for stratum, own in table.baselines.items()]
     effects, aliased = effects_of(table)
     final = stage == "final" and not missing(table) and not loaded.meta.later
     return Analysis(

@@ -43,7 +43,7 @@ def test_a_printed_interval_covers_the_truth_as_often_as_it_says(n: int, method:
 @pytest.mark.parametrize("n", [3, 5, 8])
 def test_equal_arms_are_seldom_called_better_or_worse(n: int) -> None:
     """In so many studies that a true rate of 5 % stays below 6 %: of 500 it would not, one time in seven."""
-    count = 3000
+    count = 2000
     wrong = 0
     for losses in studies(count, 4, n, seed=n):
         wrong += any(judgement.verdict.word in ("BETTER", "WORSE") for judgement in judge(losses, "0", None).values())
