@@ -125,8 +125,11 @@ def forest(
             assert fails is not None
             cross(fails, k, y, f"failed {row.name}")
         _words(ax, fails or ax, y, row, narrow)
-    told = f"← better · difference from {baseline} · worse →"
-    ax.set_xlabel(f"{wrapped(told, 44 if narrow else 70)}\n{metric}", fontsize=8.5, loc="left" if narrow else "center")
+    if narrow:
+        told = f"← better · worse →\ndifference from {wrapped(baseline, 30)}, {metric}"
+    else:
+        told = f"{wrapped(f'← better · difference from {baseline} · worse →', 70)}\n{metric}"
+    ax.set_xlabel(told, fontsize=8.5, loc="left" if narrow else "center")
     _forest_key(figure, rows, margin, narrow)
     title = forest_finding(rows, metric)
     alt = f"{title} Forest plot against {baseline}, one row an arm, best on top: {'; '.join(_told(row) for row in rows)}."
