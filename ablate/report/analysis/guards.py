@@ -8,16 +8,17 @@ from typing import Any
 import pandas as pd
 
 from ablate.report.analysis.arms import OF_MATCH, TOLERANCE
-from ablate.report.analysis.shapes import ArmResult, Banner
+from ablate.report.analysis.shapes import ArmResult, Banner, Margin
 from ablate.report.analysis.table import Table
 from ablate.report.statistics import Family
 
 MOST_NAMED = 6
 
 
-def banners(table: Table, arms: list[ArmResult], families: list[Family], stage: str) -> list[Banner]:
+def banners(table: Table, arms: list[ArmResult], families: list[Family], margin: Margin, stage: str) -> list[Banner]:
     """Red: no conclusion before that is mended. Amber: a conclusion, with that in mind."""
     found = [*_tuning(arms), *_matching(table, arms), *_again(table, arms), *_mixed(table), *_missing(table), *_failures(arms)]
+    found += [Banner("amber", f"margin: {margin.told}")] if margin.nats is None and len(arms) > 1 else []
     found += [Banner("amber", stage)] if stage != "final" else []
     found += [
         Banner("amber", f"{arm} is left out of the pooled noise and judged by its own: {reason}")

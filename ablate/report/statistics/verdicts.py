@@ -190,9 +190,7 @@ def _degree(word: str, tests: _Tests, rules: _Rules) -> str:
 
 def _open(word: str, contrast: Contrast, needed: int | None, margin: float | None) -> str:
     """What it would take to know."""
-    if margin is None:
-        return "the margin is unknown" if word in ("BETTER", "WORSE", "INCONCLUSIVE") else ""
-    if word != "INCONCLUSIVE" or needed is None:
+    if margin is None or word != "INCONCLUSIVE" or needed is None:
         return ""
     return f"{needed} blocks would resolve the margin" if needed > contrast.n else "rules out neither 0 nor the margin"
 
