@@ -138,20 +138,20 @@ def test_the_curve_is_that_of_one_process(
 def test_killed_processes_end_bit_for_bit_as_unbroken_ones(
     parallel: str, short: list[str], ranks: Any, results: Path, tmp_path: Path
 ) -> None:
-    command = [*short, *MOE, "train.batch_size=6", "train.tokens=12288", "optim=muon", "checkpoint.every_seconds=0.05"]
+    command = [*short, *MOE, "train.batch_size=6", "train.tokens=7680", "optim=muon", "checkpoint.every_seconds=0.2"]
     command += [f"parallel={parallel}"]
     assert ranks(3, *command, f"results_dir={tmp_path / 'unbroken'}").codes() == [0, 0, 0]  # three: their sums have an order
     killed = ranks(3, *command)
-    directory = wait_for_step(results, 8, killed.commands[0])
+    directory = wait_for_step(results, 5, killed.commands[0])
     killed.kill()
     assert read_status(directory)["state"] == "interrupted"
     asked = ranks(3, *command)
-    wait_for_step(results, 20, asked.commands[0])
+    wait_for_step(results, 10, asked.commands[0])
     asked.commands[1].send(signal.SIGTERM)  # only one of them hears it
     assert asked.codes() == [75, 75, 75], asked.outs
     status = read_status(directory)
     assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
-    assert torch.load(directory / "checkpoint.pt", weights_only=True)["step"] == status["step"] < 32
+    assert torch.load(directory / "checkpoint.pt", weights_only=True)["step"] == status["step"] < 20
     assert ranks(3, *command).codes() == [0, 0, 0]
     assert_same_to_the_bit(only_run(tmp_path / "unbroken"), directory)
 
@@ -228,13 +228,13 @@ def test_a_process_that_dies_leaves_no_other_waiting(dying: int, short: list[str
 
 
 @pytest.mark.slow
-def test_torchrun_trains_a_run_once(short: list[str], results: Path) -> None:
+def test_torchrun_trains_a_run_once(short: list[str], ranks: Any, results: Path) -> None:
     first = torchrun(2, *short)
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("2 processes (ddp)") == 1
-    again = torchrun(2, *short)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.count("already done") == 1
+    again = ranks(2, *short)
+    assert again.codes() == [0, 0], again.outs
+    assert "".join(again.outs).count("already done") == 1
     assert len(read_metrics(only_run(results) / "metrics.jsonl")) == 32 + 4
 
 
