@@ -56,7 +56,7 @@ def record_of(run: Any, rows: Iterable[Mapping[str, Any]]) -> Record:
         identity={},
         config=_read(flat(run.config)),
         status={"state": state, "reason": sent.get("reason"), "step": sent.get("step"), "tokens": sent.get("tokens")},
-        summary=_nested(sent),
+        summary=_nested(sent) if "eval_loss" in sent else {},  # without a result W&B's summary is the last row: the seconds of one step
         curve=curve_of(_steps(rows)),
     )
 
