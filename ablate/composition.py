@@ -61,13 +61,24 @@ def parse_request(request: Request) -> Config:
         try:
             cfg = parse(compose_raw(cleaned))
         except ConfigError as error:
-            raise ConfigError([*problems, *error.problems]) from None
+            raise ConfigError([*problems, *(_with_imports(problem, request.config_dir) for problem in error.problems)]) from None
     if problems:
         raise ConfigError(problems)
     if MATCH.build(cfg.match).reference is None:
         return cfg
     reference = match_reference(cfg, request.overrides, lambda overrides: parse_request(replace(request, overrides=overrides)))
     return parse(matched(cfg, reference).model_dump())
+
+
+def _with_imports(problem: Problem, config_dir: str | None) -> Problem:
+    """Names `imports` where a file of the user's folder chooses a variant whose class is not registered."""
+    unknown = re.match(r"no such variant: '(\w+)'", problem.message)
+    if not (unknown and config_dir):
+        return problem
+    for path in sorted(Path(config_dir, *problem.key.split(".")[:-1]).glob("*.yaml")):
+        if re.search(rf"^kind: *{unknown[1]}\b", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
+            return Problem(problem.key, f"{problem.message}; {path} chooses it: import the module of its class with imports=[...]")
+    return problem
 
 
 def match_reference(cfg: Config, overrides: Sequence[str], composed: Callable[[list[str]], Config]) -> Config:

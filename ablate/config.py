@@ -380,7 +380,7 @@ def _check_together(cfg: Config) -> None:
         try:
             build()
         except ConfigError as error:
-            problems.extend(error.problems)
+            problems.extend(problem for problem in error.problems if problem not in problems)  # one thing may be built for several checks
         except (TypeError, RuntimeError, MemoryError, OverflowError) as error:
             problems.append(Problem("model", f"cannot be built at this size: {str(error).partition(chr(10))[0]}"))
 
@@ -401,6 +401,7 @@ def _check_together(cfg: Config) -> None:
         problems.append(Problem("loss.num_future", message))
     check(lambda: check_pair(cfg.data, cfg.tokenizer))
     check(lambda: _check_task(cfg))
+    check(lambda: _check_extend(cfg))
     check(lambda: INIT.build(cfg.init).check(cfg.model.width))
     check(lambda: OPTIM.build(cfg.optim))
     check(lambda: SCHEDULE.build(cfg.schedule))
@@ -416,6 +417,24 @@ def _check_task(cfg: Config) -> None:
         source.check(cfg.model.context)
         if cfg.num_future:
             raise ConfigError.at("loss", f"{cfg.loss.kind} asks for tokens further on, and data={cfg.data.kind} has one answer a question")
+
+
+def _check_extend(cfg: Config) -> None:
+    """What is to be stretched after training is there, and its losses are measured."""
+    if cfg.eval.extend == "none":
+        return
+    check_stretch(cfg.position, cfg.eval.extend)
+    if isinstance(DATA.build(cfg.data), Task):
+        raise ConfigError.at("eval.extend", f"has no effect with data={cfg.data.kind}: an example of a task is as long as the context")
+
+
+def check_stretch(position: Options, word: str) -> None:
+    """ConfigError when the position has no rotary embedding that `word` (ntk, yarn) could stretch for longer contexts."""
+    if position.kind != "rope":
+        raise ConfigError.at("eval.extend", f"{word} stretches position=rope, and this is {position.kind}")
+    scaling = position.model_dump()["scaling"]["kind"]
+    if scaling != "none":
+        raise ConfigError.at("eval.extend", f"{word} would take the place of position.scaling={scaling}")
 
 
 def _check_layers(cfg: Config) -> None:

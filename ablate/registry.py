@@ -35,20 +35,15 @@ class Options(Section):
     registry: ClassVar[Registry[Any]]
 
 
-def _yaml_number(value: object) -> object:
-    """'.inf' -> infinity: on the command line Hydra takes YAML's own spelling for a word."""
+def _number(value: object) -> object:
+    """'8/3' -> 2.666..., as ratios are published; '.inf' -> infinity: on the command line Hydra takes YAML's own spelling for a word."""
+    if not isinstance(value, str):
+        return value
     spelled = {".inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
-    return spelled.get(value, value) if isinstance(value, str) else value
-
-
-def _fraction(value: object) -> object:
-    """'8/3' -> 2.666..., so that ratios can be written as they are published."""
-    if isinstance(value, str):
-        try:
-            return float(Fraction(value.replace(" ", "")))
-        except (ValueError, ZeroDivisionError):
-            return value
-    return value
+    try:
+        return spelled[value] if value in spelled else float(Fraction(value.replace(" ", "")))
+    except (ValueError, ArithmeticError):
+        return value
 
 
 def _not_nan(value: float) -> float:
@@ -57,7 +52,8 @@ def _not_nan(value: float) -> float:
     return value
 
 
-Number = Annotated[float, BeforeValidator(_yaml_number), AfterValidator(_not_nan)]
+Number = Annotated[float, BeforeValidator(_number), AfterValidator(_not_nan)]
+"""A float, which may be written as a fraction: 8/3. So may all that are made of it."""
 Positive = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
 """A finite float above 0."""
 Limit = Annotated[Number, Field(gt=0)]
@@ -67,15 +63,15 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 """A float in [0, 1]."""
 PositiveShare = Annotated[Number, Field(gt=0, le=1)]
 """A float above 0 and at most 1."""
-Ratio = Annotated[float, BeforeValidator(_fraction), AfterValidator(_not_nan), Field(gt=0, lt=1e6)]
-"""A float above 0 that may be written as a fraction: 8/3."""
+Ratio = Annotated[Number, Field(gt=0, lt=1e6)]
+"""A float above 0 and below a million."""
 Count = Annotated[int, Field(ge=1)]
 """An integer of at least 1."""
 
 
 def _size(value: object) -> object:
     """'1/2' -> 0.5; a number above 0 is a size: an integer as it is, or a share below 1."""
-    value = _fraction(_yaml_number(value))
+    value = _number(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
         if isinstance(value, int) or value < 1 or math.isinf(value):
             return value

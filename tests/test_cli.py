@@ -91,6 +91,13 @@ WRONG = {
     "compile=yes": ["compile", "'auto', True or False", "got 'yes'"],
     "train.micro_batch_size=5": ["train.micro_batch_size", "divide train.batch_size=8", "got 5"],
     "schedule=wsd schedule.warmup_fraction=0.5 schedule.decay_fraction=0.6": ["schedule.decay_fraction", "at most the whole run"],
+    "position=alibi eval.extend=yarn": ["eval.extend", "yarn stretches position=rope, and this is alibi"],
+    "position/scaling=ntk eval.extend=yarn": ["eval.extend", "would take the place of position.scaling=ntk"],
+    "data=mqar model.context=32 eval.extend=ntk": ["eval.extend", "no effect with data=mqar"],
+    "data=mqar model.context=32 data.vocab_size=7": ["1 problem with", "data.vocab_size", "got 7"],
+    "ffn=moe ffn.experts_per_token=9": ["1 problem with", "ffn.experts_per_token", "at most ffn.num_experts=8, got 9"],
+    "norm=prmsnorm norm.fraction=5/4": ["norm.fraction", "less than or equal to 1", "got '5/4'"],
+    "norm=prmsnorm norm.fraction=1/0": ["norm.fraction", "valid number", "got '1/0'"],
     "data=text": ["data.path", "needs a value"],
     "hydra.run.dir=/x": ["hydra.run.dir", "no effect"],
     "cout": ["cout", "did you mean 'count'"],
@@ -149,6 +156,23 @@ def test_both_spellings_are_the_same_config(one: str, other: str) -> None:
     assert ablate.compose([one]) != ablate.compose([])
 
 
+@pytest.mark.parametrize(
+    ("choice", "key", "fraction", "number"),
+    [
+        ("position=rope", "position.fraction", "1/4", "0.25"),
+        ("norm=prmsnorm", "norm.fraction", "1/8", "0.125"),
+        ("residual=serial", "residual.branch", "1/2", "0.5"),
+        ("loss=multi_token", "loss.weight", "1/3", str(1 / 3)),
+        ("loss=cross_entropy", "loss.z_loss", "1/10000", "1e-4"),
+        ("schedule=cosine", "schedule.warmup_fraction", "1/8", "0.125"),
+        ("optim=adamw", "optim.lr", "1/250", "4e-3"),
+        ("optim=adamw", "train.grad_clip", "3/2", "1.5"),
+    ],
+)
+def test_a_number_may_be_written_as_a_fraction(choice: str, key: str, fraction: str, number: str) -> None:
+    assert ablate.compose([choice, f"{key}={fraction}"]) == ablate.compose([choice, f"{key}={number}"])
+
+
 def test_the_command_line_and_compose_give_the_same_config(start: Callable[..., Command]) -> None:
     overrides = ["+norm=prmsnorm", "stability=[qk_norm,z_loss]", "scale=tiny", "seed=5"]
     shown = start("--cfg", "job", "--resolve", *overrides).end()
@@ -190,6 +214,15 @@ def test_a_folder_of_the_users_own_adds_choices(tmp_path: Path, start: Callable[
     assert ablate.compose(["norm=coarse"], config_dir=str(tmp_path / "mine")).norm.eps == 0.1  # type: ignore[attr-defined]
 
 
+def test_a_variant_whose_module_was_not_imported_is_told_imports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine" / "norm").mkdir(parents=True)
+    (tmp_path / "mine" / "norm" / "wide.yaml").write_text("kind: scalenorm\neps: 0.1\n")
+    assert main(["--config-dir", "mine", "norm=wide"]) == 2
+    assert "mine/norm/wide.yaml chooses it: import the module of its class with imports=[...]" in capsys.readouterr().err
+    assert main(["--config-dir", "mine", "norm.kind=scalenrm"]) == 2
+    assert "imports=" not in capsys.readouterr().err
+
+
 def examples_of_the_readme(language: str, holding: str) -> str:
     """The code block of README.md that holds some words."""
     blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -202,11 +235,7 @@ def examples_of_the_readme(language: str, holding: str) -> str:
 def test_the_readmes_variants_train_from_outside_the_package_and_are_checked_like_any_other(
     axis: str, word: str, option: str, short: list[str], tmp_path: Path, start: Callable[..., Command]
 ) -> None:
-    module = {"norm": "ablate.model.norm", "position": "ablate.model.position.relative"}[axis]
-    names = ["from ablate.registry import *", f"from {module} import *"]
-    names += ["from ablate.model.position.relative import _same_for_all_queries"] if axis == "position" else []
-    code = examples_of_the_readme("python", f'@{axis.upper()}.register("{word}")')
-    (tmp_path / "my_variants.py").write_text("\n".join(["from __future__ import annotations", *names, code]))
+    (tmp_path / "my_variants.py").write_text(examples_of_the_readme("python", f'@{axis.upper()}.register("{word}")'))
     (tmp_path / "mine" / axis).mkdir(parents=True)
     (tmp_path / "mine" / axis / f"{word}.yaml").write_text(examples_of_the_readme("yaml", f"kind: {word}"))
     mine = ["--config-dir", "mine", f"{axis}={word}", *short]
@@ -218,7 +247,9 @@ def test_the_readmes_variants_train_from_outside_the_package_and_are_checked_lik
     assert identity[axis]["kind"] == word
     assert len((directory / "metrics.jsonl").read_text().splitlines()) >= 20
     assert f"did you mean '{option}'" in start(*mine, "imports=[my_variants]", f"{axis}.{option}x=1").end(2)
-    assert f"no such variant: '{word}'" in start(*mine).end(2)
+    forgotten = start(*mine).end(2)
+    assert f"no such variant: '{word}'" in forgotten
+    assert "imports=[...]" in forgotten
 
 
 def test_tab_completion_of_the_console_script_knows_the_variants() -> None:

@@ -24,9 +24,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_BYTES = 200_000
 CELL_SECONDS = 1800
 """A cell that trains, on a machine that does other things as well."""
-OF_A_MACHINE = re.compile(
-    r"(?<![\w.:/])/(work|tmp|root|home|Users|private|var|opt|mnt|usr)\b|\b(session|helper|assistant)\b", re.IGNORECASE
-)
+OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(work|tmp|root|home|Users|private|var|opt|mnt|usr)\b", re.IGNORECASE)
 """What a reader elsewhere has not: folders, and who was at work there."""
 
 

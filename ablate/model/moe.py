@@ -233,7 +233,7 @@ def _problems_of_choice(
         problems.append(Problem("ffn.num_experts", "1 leaves nothing to choose: choose the word of ffn.expert itself"))
     elif experts_per_token > num_experts:
         problems.append(Problem("ffn.experts_per_token", f"must be at most ffn.num_experts={num_experts}, got {experts_per_token}"))
-    if experts_per_token >= num_experts:
+    if experts_per_token == num_experts:
         for option, value in (("selection_bias_rate", selection_bias_rate), ("balance_loss", balance_loss)):
             if value:
                 problems.append(Problem(f"ffn.{option}", "has no effect when every expert works on every token"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ablate.files import read_object
-from ablate.report.statistics import paired_difference
+from ablate.report.statistics import paired_contrast
 from ablate.runs import read_status
 
 SEEDS = ("init_seed", "data_seed")
@@ -34,10 +34,11 @@ def blocks_of(results_dir: str | Path, arm: Mapping[str, Any]) -> dict[Block, tu
 
 
 def comparison(results_dir: str | Path, identity: Mapping[str, Any], baseline: Mapping[str, Any], command: str, name: str = "") -> str:
-    """One paragraph. `command` runs the baseline of this block, for when it has not been run; `name` is what the baseline is, as typed."""
+    """One paragraph. `command` runs the baseline of this block, as typed but for the architecture; `name` is what it is, as typed."""
     called = f"the baseline ({name})" if name else "the baseline"
     if arm_of(identity) == arm_of(baseline):
-        return "This is the baseline of its setting. Change an axis to compare with it: python -m ablate norm=layernorm"
+        other = "rmsnorm" if baseline["norm"]["kind"] == "layernorm" else "layernorm"
+        return f"This is the baseline of its setting. Change an axis to compare with it: {command} norm={other}"
     ours, theirs = blocks_of(results_dir, arm_of(identity)), blocks_of(results_dir, arm_of(baseline))
     pairs = {block: (ours[block][1], theirs[block][1]) for block in sorted(ours) if block in theirs}
     both = {block: (a, b) for block, (a, b) in pairs.items() if a is not None and b is not None}
@@ -45,7 +46,7 @@ def comparison(results_dir: str | Path, identity: Mapping[str, Any], baseline: M
     left_out = _left_out(ours, theirs, {*both, (identity["init_seed"], identity["data_seed"])})
     if not both:
         return "\n".join([here or "Nothing to compare yet.", *left_out])
-    difference = paired_difference([a for a, _ in both.values()], [b for _, b in both.values()])
+    difference = paired_contrast([a - b for a, b in both.values()])
     seeds = ", ".join(_name(block) for block in both)
     parts = [f"Against {called}: {difference.mean:+.4f} nats per token of evaluation loss (below 0 is better)"]
     if all(a == b for a, b in both.values()):

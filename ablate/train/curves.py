@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ablate.config import Config
+from ablate.config import Config, check_stretch
 from ablate.data import EvalSet, TaskEvalSet, vocab_size
 from ablate.data.batches import eval_batches
 from ablate.data.source import Ids
@@ -157,15 +157,11 @@ def longer(cfg: Config, weights: Mapping[str, Tensor], tokens: int, device: torc
 
 def extended(cfg: Config, word: str, multiple: int) -> Config:
     """The config with its rotary embedding stretched for contexts of so many times the one of training; ConfigError if it has none."""
-    values = cfg.position.model_dump()
-    if values["kind"] != "rope":
-        raise ConfigError.at("eval.extend", f"{word} stretches position=rope, and this is {values['kind']}")
-    if values["scaling"]["kind"] != "none":
-        raise ConfigError.at("eval.extend", f"{word} would take the place of position.scaling={values['scaling']['kind']}")
+    check_stretch(cfg.position, word)
     scaling = {**shipped("position/scaling", word), "factor": float(multiple)}
     if "original_context" in scaling:
         scaling["original_context"] = cfg.model.context
-    position = POSITION.options("rope").model_validate({**values, "scaling": scaling})
+    position = POSITION.options("rope").model_validate({**cfg.position.model_dump(), "scaling": scaling})
     return cfg.model_copy(update={"position": position})
 
 

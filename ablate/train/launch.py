@@ -72,7 +72,7 @@ def train(cfg: Config, data: Dataset, identity: Mapping[str, Any], directory: Pa
     """Trains a run unless it has ended or another process owns it; the first process looks and claims for all."""
 
     def left_to_do() -> int | None:
-        return None if cfg.rerun else ended(directory, console)
+        return None if cfg.rerun else ended(directory, console, cfg.eval.extend)
 
     code, digest = world.from_first(lambda: (left_to_do(), run_hash(identity)))
     if digest != run_hash(identity):
@@ -153,12 +153,15 @@ def cache_dir(cfg: Config) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ablate"
 
 
-def ended(directory: Path, console: Console) -> int | None:
-    """Says how a run has ended and gives the exit code, or None when there is something left to do."""
+def ended(directory: Path, console: Console, extend: str) -> int | None:
+    """Says how a run has ended and gives the exit code, or None when there is something left to do; `extend` is asked for now."""
     status = read_status(directory)
     if status.get("state") == "done":
         console.print(f"already done: {directory}  (rerun=true does it again)")
         console.print(result(directory))
+        if extend != "none" and extend not in (read_object(directory / "summary.json").get("length_extrapolation") or {}):
+            verb = f"python -m ablate extrapolate {shlex.quote(str(directory))} --extend {extend}"
+            console.print(f"eval.extend={extend} was not asked for when it was trained: {verb}")
         return SUCCESS
     if status.get("state") == "failed":
         console.print(

@@ -412,7 +412,7 @@ def test_stacked_matrices_start_empty_and_say_what_they_are() -> None:
     ("key", "options"),
     [
         ("ffn.num_experts", {"num_experts": 1, "experts_per_token": 1, "renormalise": False, "balance_loss": 0}),
-        ("ffn.experts_per_token", {"experts_per_token": 9, "balance_loss": 0, "renormalise": False}),
+        ("ffn.experts_per_token", {"experts_per_token": 9}),
         ("ffn.balance_loss", {"experts_per_token": 8, "renormalise": False}),
         ("ffn.renormalise", {"experts_per_token": 8, "balance_loss": 0}),
         ("ffn.selection_bias_rate", {"experts_per_token": 8, "balance_loss": 0, "renormalise": False, "selection_bias_rate": 0.1}),

@@ -99,6 +99,12 @@ def test_the_baseline_is_not_compared_with_itself(tmp_path: Path) -> None:
     assert "This is the baseline" in comparison(tmp_path, identity("rmsnorm", 0), identity("rmsnorm", 0), COMMAND)
 
 
+@pytest.mark.parametrize(("norm", "other"), [("rmsnorm", "layernorm"), ("layernorm", "rmsnorm")])
+def test_the_baseline_is_told_a_change_of_the_command_that_was_typed(tmp_path: Path, norm: str, other: str) -> None:
+    said = comparison(tmp_path, identity(norm, 0), identity(norm, 0), f"{COMMAND} data=mqar seed=1")
+    assert said.endswith(f"compare with it: {COMMAND} data=mqar seed=1 norm={other}")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
 def test_a_broken_neighbour_does_not_matter(tmp_path: Path, text: str) -> None:
     put(tmp_path, identity("layernorm", 0), 2.0)

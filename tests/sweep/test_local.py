@@ -131,13 +131,11 @@ class Sweep:
         """Until two runs have taken steps beyond those of `before`."""
         self.wait(lambda: sum(step > before.get(name, 0) + 1 for name, step in self.steps().items()) >= 2)
 
-    def unbroken(self, *words: str) -> Path:
-        """A run that nothing happened to."""
-        results = self.folder / "_".join(["unbroken", *words])
+    def unbroken(self, path: Path, *words: str) -> Path:
+        """The run that a directory is of, when nothing happens to it."""
         kept = [text for text in self._short if not text.startswith("results_dir=")]
-        self.start(*words, *kept, f"results_dir={results}").end()
-        [directory] = (results / "runs").iterdir()
-        return directory
+        self.start(*words, *kept, "results_dir=unbroken").end()
+        return self.folder / "unbroken/runs" / path.name
 
     def wait(self, ready: Callable[[], bool]) -> None:
         end = time.monotonic() + 240
@@ -171,18 +169,18 @@ def test_a_grid_runs_to_its_end_and_the_same_command_runs_nothing(sweep: Sweep) 
 
 @pytest.mark.slow
 def test_runs_that_raise_or_are_killed_are_named_and_the_others_finish(sweep: Sweep) -> None:
-    command = [*sweep.norms("raising", "killed"), *sweep.grid("norm=rmsnorm,raising,killed,layernorm", "hydra.launcher.workers=1")]
+    command = [*sweep.norms("raising", "killed"), *sweep.grid("norm=raising,killed,rmsnorm", "hydra.launcher.workers=1")]
     said = sweep.start(*command).end(1)
-    assert sweep.states()["raising-0"] == "crashed"
+    assert sweep.states()["baseline-0"] == "crashed"
     assert "RuntimeError: this one raises" in said
     assert "node: it was killed" in said
-    assert "2 of 4 runs are done" in said
+    assert "1 of 3 runs are done" in said
     (sweep.folder / "mended").touch()
     assert "2 runs, 1 at once" in sweep.start(*command).end(1)
-    assert {name: state for name, state in sweep.states().items() if state != "done"} == {"raising-0": "crashed"}
-    assert "RuntimeError: this one raises" in sweep.start("logs", sweep.directories()["raising-0"].name).end()
+    assert {name: state for name, state in sweep.states().items() if state != "done"} == {"baseline-0": "crashed"}
+    assert "RuntimeError: this one raises" in sweep.start("logs", sweep.directories()["baseline-0"].name).end()
     sweep.start(*command, "hydra.launcher.fail_fast=true", "seed=0,1").end(1)
-    assert "layernorm-1" not in sweep.states()  # behind the one that raised
+    assert "rmsnorm-1" not in sweep.states()  # behind the one that raised
 
 
 @pytest.mark.slow
@@ -200,7 +198,7 @@ def test_a_signal_saves_and_stops_the_runs_and_the_same_command_goes_on_bit_for_
     (sweep.folder / "wait").unlink()
     sweep.start(*command).end()
     for path, seed in zip(sweep.directories().values(), (3, 4), strict=True):
-        other = sweep.unbroken(*mine, f"seed={seed}")
+        other = sweep.unbroken(path, *mine, f"seed={seed}")
         assert (path / "log.txt").read_text().count("resumed at step") == 2
         assert (path / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
         assert loss_of(path) == loss_of(other)

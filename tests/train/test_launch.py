@@ -81,6 +81,17 @@ def test_the_same_command_again_says_already_done_and_trains_nothing(
     assert {path.name: path.stat().st_mtime_ns for path in only_run(results).iterdir()} == before
 
 
+def test_a_finished_run_that_is_asked_for_an_extension_names_the_verb(
+    short: list[str], results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*short, "eval.extend=ntk"]) == 0
+    capsys.readouterr()
+    assert main([*short, "eval.extend=ntk"]) == 0
+    assert "extrapolate" not in capsys.readouterr().out
+    assert main([*short, "eval.extend=yarn"]) == 0
+    assert f"python -m ablate extrapolate {only_run(results)} --extend yarn" in capsys.readouterr().out
+
+
 def test_brackets_in_a_path_are_no_markup(short: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*short, f"results_dir='{tmp_path}/a[/b]c'"]) == 0
     assert f"run {tmp_path}/a[/b]c/runs/" in capsys.readouterr().out

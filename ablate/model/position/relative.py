@@ -44,7 +44,7 @@ class ALiBi(Position):
         self.bias_NT: Tensor
 
     def bias(self, q_BNTH: Tensor, k_BNTH: Tensor, scale: float) -> Tensor:
-        return _same_for_all_queries(self.bias_NT[:, : q_BNTH.shape[-2]])
+        return same_for_all_queries(self.bias_NT[:, : q_BNTH.shape[-2]])
 
 
 @POSITION.register("t5")
@@ -80,7 +80,7 @@ class T5Buckets(Position):
         self.table = Embedding(buckets, heads)
 
     def bias(self, q_BNTH: Tensor, k_BNTH: Tensor, scale: float) -> Tensor:
-        return _same_for_all_queries(self.table(self.bucket_T[: q_BNTH.shape[-2]]).T)
+        return same_for_all_queries(self.table(self.bucket_T[: q_BNTH.shape[-2]]).T)
 
 
 @POSITION.register("kerple")
@@ -113,7 +113,7 @@ class Kerple(Position):
 
     def bias(self, q_BNTH: Tensor, k_BNTH: Tensor, scale: float) -> Tensor:
         r1_N1, r2_N1 = self.log_r1.exp()[:, None], self.log_r2.exp()[:, None]
-        return _same_for_all_queries(-r1_N1 * torch.log1p(r2_N1 * self.distance_T[: q_BNTH.shape[-2]]))
+        return same_for_all_queries(-r1_N1 * torch.log1p(r2_N1 * self.distance_T[: q_BNTH.shape[-2]]))
 
 
 @POSITION.register("fire")
@@ -185,7 +185,7 @@ class TransformerXL(Position):
         return scale * (of_key_BN1T + _by_key(by_distance_BNTT))
 
 
-def _same_for_all_queries(bias_NT: Tensor) -> Tensor:
+def same_for_all_queries(bias_NT: Tensor) -> Tensor:
     """(N, T) by head and distance -> (N, T, T) by head, query and key."""
     return _shifted(_reversed(bias_NT)[:, None].expand(-1, bias_NT.shape[-1], -1))
 

@@ -2,7 +2,6 @@
 
 from ablate.report.statistics.contrasts import (
     Contrast,
-    Difference,
     Equivalence,
     Family,
     equivalence,
@@ -10,7 +9,6 @@ from ablate.report.statistics.contrasts import (
     holm,
     holm_interval,
     paired_contrast,
-    paired_difference,
     pooled_deviation,
 )
 from ablate.report.statistics.curves import DifferenceCurve, binned, difference_curve
@@ -31,7 +29,6 @@ __all__ = [
     "Budgets",
     "Components",
     "Contrast",
-    "Difference",
     "DifferenceCurve",
     "Effects",
     "Equivalence",
@@ -65,7 +62,6 @@ __all__ = [
     "margin_from_tokens",
     "outcome",
     "paired_contrast",
-    "paired_difference",
     "pairing",
     "pooled_deviation",
     "power_law",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ablate.report.statistics.blocks import Fit, departures, fit_blocks
@@ -14,33 +13,6 @@ POOLED_UP_TO = 5
 
 POOLED_DF = 6
 """Degrees of freedom from which the pooled contrast says something of two blocks, whose own interval has one."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The mean of paired differences over n blocks, with its t interval; one block has none."""
-
-    mean: float
-    n: int
-    sd: float | None
-    low: float | None
-    high: float | None
-
-
-def paired_difference(arm: Sequence[float], baseline: Sequence[float], *, confidence: float = 0.95) -> Difference:
-    """mean(d) -+ t(1 - (1 - confidence) / 2, n - 1) * sd(d) / sqrt(n), d the difference in each block (Student 1908)."""
-    differences = [a - b for a, b in zip(arm, baseline, strict=True)]
-    n = len(differences)
-    if not n:
-        raise ValueError("a difference needs at least one block that both arms have")
-    mean = math.fsum(differences) / n
-    if n == 1:
-        return Difference(mean, n, None, None, None)
-    from scipy.stats import t  # a third of a second, which one block does not need
-
-    sd = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
-    half = float(t.ppf((1 + confidence) / 2, n - 1)) * sd / math.sqrt(n)
-    return Difference(mean, n, sd, mean - half, mean + half)
 
 
 def pooled_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int] | None:
@@ -114,12 +86,14 @@ def t_tail(distance: float, se: float, df: float) -> float:
 
 def paired_contrast(differences: Sequence[float], confidence: float = 0.95) -> Contrast:
     """The paired t interval and test of the mean difference (Student 1908). Identical losses: 0, an interval of no width, p = 1."""
-    values = list(differences)
-    found = paired_difference(values, [0.0] * len(values), confidence=confidence)
-    if found.sd is None:
-        return Contrast(found.mean, None, None, 1, 0, None, None, None, "one block")
-    se = found.sd / math.sqrt(found.n)
-    return _contrast(found.mean, se, found.n - 1, found.n, found.sd, "paired t", confidence)
+    n = len(differences)
+    if not n:
+        raise ValueError("a difference needs at least one block that both arms have")
+    mean = math.fsum(differences) / n
+    if n == 1:
+        return Contrast(mean, None, None, 1, 0, None, None, None, "one block")
+    sd = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
+    return _contrast(mean, sd / math.sqrt(n), n - 1, n, sd, "paired t", confidence)
 
 
 def _contrast(mean: float, se: float, df: int, n: int, sd: float | None, method: str, confidence: float = 0.95) -> Contrast:

@@ -49,6 +49,14 @@ def test_a_paired_contrast_is_that_of_scipy(n: int) -> None:
     assert (found.n, found.df, found.method) == (n, n - 1, "paired t")
 
 
+def test_a_paired_contrast_by_hand() -> None:
+    """Differences 1, 2, 3: mean 2, sd 1, and t(0.975, 2) = 4.302653."""
+    found = paired_contrast([1.0, 2.0, 3.0])
+    assert (found.mean, found.n, found.sd) == (2.0, 3, 1.0)
+    half = 4.302653 / math.sqrt(3)
+    assert (found.low, found.high) == pytest.approx((2 - half, 2 + half), abs=1e-6)
+
+
 def test_one_block_has_a_mean_and_nothing_else() -> None:
     found = paired_contrast([0.5])
     assert (found.mean, found.n, found.df, found.method) == (0.5, 1, 0, "one block")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ablate.report.statistics import binned, difference_curve, paired_difference
+from ablate.report.statistics import binned, difference_curve, paired_contrast
 
 TOKENS = [10.0, 20.0, 30.0]
 
@@ -32,7 +32,7 @@ def test_each_point_has_the_interval_of_paired_differences() -> None:
     arm, baseline = ({block: rng.normal(size=3).tolist() for block in range(6)} for _ in range(2))
     found = difference_curve(TOKENS, arm, baseline, confidence=0.9)
     for i in range(3):
-        point = paired_difference([arm[b][i] for b in range(6)], [baseline[b][i] for b in range(6)], confidence=0.9)
+        point = paired_contrast([arm[b][i] - baseline[b][i] for b in range(6)], confidence=0.9)
         assert (found.mean[i], found.low[i], found.high[i]) == pytest.approx((point.mean, point.low, point.high))
 
 
