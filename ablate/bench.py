@@ -36,12 +36,11 @@ from ablate.composition import compose
 from ablate.config import Config, ProbesConfig, meta_model
 from ablate.environment import DTYPES, environment, matmul_peak
 from ablate.errors import ConfigError
-from ablate.files import read_object, read_yaml, write_json
+from ablate.files import find_study, read_object, read_yaml, write_json
 from ablate.model.count import count
 from ablate.registry import sized
 from ablate.runs import Run, canonical
 from ablate.shipped import conf_dir
-from ablate.sweep.board import find_study
 from ablate.sweep.study import over
 from ablate.trackers import start_mirror
 from ablate.train.launch import data_of, plain_console
@@ -146,6 +145,7 @@ class Paired(NamedTuple):
     """A config against another, by turns: medians, and the middle half of the ratios of their times."""
 
     seconds: float  # a step
+    theirs: float  # a step of the other config
     ratio: float
     low: float
     high: float
@@ -153,23 +153,27 @@ class Paired(NamedTuple):
     flops: float  # ratio, of a token
     graphs: int
     tokens_per_second: float
-    peak_memory: int | None  # bytes, of both models and their optimizers together; None on a CPU
+    peak_memory: int | None  # bytes, of the config alone; None on a CPU
 
 
 def _against(baseline: list[str], other: list[str], rounds: int, seconds: float, config_dir: str | None = None) -> Paired:
     torch.compiler.reset()  # or each pair would look through what was compiled for those before it
-    theirs, ours = _variant(baseline, [], config_dir), _variant(other, [], config_dir)
-    device = ours.training.device
-    if device.type == "cuda":
+    theirs = _variant(baseline, [], config_dir)
+    _warm(theirs)
+    graphs, device = counters["stats"]["unique_graphs"], theirs.training.device
+    on_cuda = device.type == "cuda"
+    held = torch.cuda.memory_allocated(device) if on_cuda else 0
+    if on_cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(WARM_UP_STEPS):
-        theirs.step()
-    graphs = counters["stats"]["unique_graphs"]
+    ours = _variant(other, [], config_dir)
+    _warm(ours)
+    peak = torch.cuda.max_memory_allocated(device) - held if on_cuda else None
     race([theirs, ours], rounds, seconds)
     ratios = sorted(one / two for one, two in zip(ours.seconds, theirs.seconds, strict=True))
     counts, reference = ours.training.counts, theirs.training.counts
     return Paired(
         seconds=median(ours.seconds),
+        theirs=median(theirs.seconds),
         ratio=median(ratios),
         low=ratios[len(ratios) // 4],
         high=ratios[-1 - len(ratios) // 4],
@@ -177,12 +181,16 @@ def _against(baseline: list[str], other: list[str], rounds: int, seconds: float,
         flops=counts.training_flops_per_token / reference.training_flops_per_token,
         graphs=counters["stats"]["unique_graphs"] - graphs,
         tokens_per_second=ours.training.cfg.batch_tokens / median(ours.seconds),
-        peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        peak_memory=peak,
     )
 
 
 def arms_of_study(name: str, results_dir: str, extra: list[str], rounds: int, seconds: float, say: Callable[[str], object]) -> int:
-    """Every arm of a study against its baseline, compiled unless `extra` says otherwise; the report reads what this writes, bench.json."""
+    """Every arm of a study against its baseline, compiled unless `extra` says otherwise; the report reads what this writes, bench.json.
+
+    An arm's milliseconds are its ratio times those of the baseline over all pairs, since pairs differ by what else the machine did. The
+    ratio of the baseline itself is that of two copies of it: what chance does.
+    """
     study_dir = find_study(name, results_dir)
     manifest, told = read_object(study_dir / "plan.json"), read_yaml(study_dir / "study.yaml") or {}
     commands: dict[str, list[str]] = {}
@@ -190,24 +198,30 @@ def arms_of_study(name: str, results_dir: str, extra: list[str], rounds: int, se
         commands.setdefault(cell["arm"], over(cell["overrides"], ["compile=true", *extra]))
     baseline = commands[manifest["baseline"]]
     training = _variant(baseline, [], told.get("config_dir")).training
-    arms: dict[str, Any] = {}
+    pairs: dict[str, Paired] = {}
     for arm, command in commands.items():
-        pair = _against(baseline, command, rounds, seconds, told.get("config_dir"))
-        arms[arm] = {
-            "ms": 1000 * pair.seconds,
-            "ratio": pair.ratio,
-            "low": pair.low,
-            "high": pair.high,
-            "tokens_per_second": pair.tokens_per_second,
-            "peak_memory": pair.peak_memory,
-        }
+        pair = pairs[arm] = _against(baseline, command, rounds, seconds, told.get("config_dir"))
         say(f"{arm}: {pair.ratio:.3f} of the time of a step of {manifest['baseline']} (middle half {pair.low:.3f} to {pair.high:.3f})")
+    step = median(pair.theirs for pair in pairs.values())
+    arms = {arm: _entry(pair, step if arm == manifest["baseline"] else step * pair.ratio) for arm, pair in pairs.items()}
     facts = environment(training.device)
     about = {key: facts[key] for key in ("time", "device", "device_type", "threads", "commit")}
     settings = {"torch": torch.__version__, "dtype": training.cfg.dtype, "compiled": training.compiled, "rounds": rounds}
     write_json(study_dir / "bench.json", {**about, **settings, "arms": arms})
     say(f"written to {study_dir / 'bench.json'}; `python -m ablate report {name}` reads it")
     return 0
+
+
+def _entry(pair: Paired, seconds: float) -> dict[str, Any]:
+    tokens = pair.tokens_per_second * pair.seconds  # of a step
+    return {
+        "ms": 1000 * seconds,
+        "ratio": pair.ratio,
+        "low": pair.low,
+        "high": pair.high,
+        "tokens_per_second": tokens / seconds,
+        "peak_memory": pair.peak_memory,
+    }
 
 
 def _split(words: list[str]) -> list[list[str]]:
@@ -322,8 +336,7 @@ def race(contestants: list[Contestant], rounds: int, seconds: float) -> list[flo
     """Times turns of each contestant, in turn; gives the matrix-product peaks that were measured between them."""
     repeats = []
     for contestant in contestants:
-        for _ in range(WARM_UP_STEPS):
-            contestant.step()
+        _warm(contestant)
         repeats.append(max(1, round(seconds / _time(contestant, 1))))
     turn = max(1, round(median(repeats)))
     peaks = []
@@ -335,6 +348,11 @@ def race(contestants: list[Contestant], rounds: int, seconds: float) -> list[flo
         training = contestants[0].training
         peaks.append(matmul_peak(training.device, DTYPES[training.cfg.dtype]))
     return peaks
+
+
+def _warm(contestant: Contestant) -> None:
+    for _ in range(WARM_UP_STEPS):
+        contestant.step()
 
 
 def _time(contestant: Contestant, repeats: int) -> float:

@@ -17,6 +17,8 @@ from typing import Any
 
 from filelock import FileLock
 
+from ablate.files import read_object
+
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 
@@ -134,3 +136,11 @@ def _start_time(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]
+
+
+def read_status(directory: Path) -> dict[str, Any]:
+    """status.json; a run that says `running` while nobody owns it was killed, and reads as `interrupted`."""
+    status = read_object(directory / "status.json")
+    if status.get("state") == "running" and owner_of(directory / "claim") is None:
+        return {**status, "state": "interrupted"}
+    return status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import inspect
 import os
@@ -31,7 +32,8 @@ VERBS = {
 WITHOUT_FLAGS = ("count", "sync")
 """Verbs that take overrides alone; the others answer --help themselves."""
 
-BAD_INPUT, TEMPORARY = 2, 75
+FAILED, BAD_INPUT, TEMPORARY = 1, 2, 75
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NotNow as error:
         print(f"ablate: {error}", file=sys.stderr)
         return TEMPORARY
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        print(f"ablate: {error.filename or 'a file'}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("ablate: interrupted", file=sys.stderr)
         return 130

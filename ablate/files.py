@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from ablate.errors import ConfigError, did_you_mean
+
 
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all: a temporary name, then a rename."""
@@ -80,3 +82,14 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         pairs.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
     return pairs
+
+
+def find_study(name: str, results_dir: str | Path) -> Path:
+    """The folder of a study by its path or its name; raises ConfigError with those there are."""
+    root = Path(results_dir).expanduser()
+    for place in (Path(name).expanduser(), root / name):
+        if (place / "study.yaml").is_file():
+            return place.absolute()
+    known = sorted(path.parent.name for path in root.glob("*/study.yaml"))
+    there = f"there {'are' if len(known) > 1 else 'is'} {', '.join(known) or 'none'}"
+    raise ConfigError.at(name, f"no such study in {results_dir}; {there}{did_you_mean(name, known)}")

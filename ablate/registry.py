@@ -18,6 +18,8 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, Union, g
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from ablate.errors import ConfigError
+
 T = TypeVar("T")
 
 
@@ -165,7 +167,10 @@ def _chosen(variant: Any, hints: dict[str, Any], name: str) -> Iterator[tuple[st
     """Name and type of each option: keyword-only parameters, and the keys of `**common: Unpack[SomeTypedDict]`."""
     for parameter in inspect.signature(variant).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
-            assert parameter.default is parameter.empty, f"{name}: {parameter.name} has its default in YAML, not in code"
+            if parameter.default is not parameter.empty:
+                raise ConfigError.at(name, f"the class gives {parameter.name} a default: defaults are in the YAML of the variant alone")
+            if parameter.name not in hints:
+                raise ConfigError.at(name, f"the class does not say of what type {parameter.name} is: annotate it")
             yield parameter.name, hints[parameter.name]
         elif parameter.kind is parameter.VAR_KEYWORD:
             (common,) = get_args(hints[parameter.name])

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from ablate.claim import Claim, owner_of
+from ablate.claim import Claim, read_status
 from ablate.config import AXES, Config
 from ablate.files import flat, read_json, read_metrics, read_object, read_yaml, write_json, write_over, write_text
 from ablate.model.attention import limit
@@ -203,14 +203,6 @@ def find_run(results_dir: str | Path, digest: str) -> Path | None:
 
 
 # --- reading
-
-
-def read_status(directory: Path) -> dict[str, Any]:
-    """status.json; a run that says `running` while nobody owns it was killed, and reads as `interrupted`."""
-    status = read_object(directory / "status.json")
-    if status.get("state") == "running" and owner_of(directory / "claim") is None:
-        return {**status, "state": "interrupted"}
-    return status
 
 
 class Frames(NamedTuple):

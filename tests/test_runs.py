@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import ablate
+from ablate.claim import read_status
 from ablate.config import Config
-from ablate.runs import Run, canonical, load_runs, read_metrics, read_status, run_directory, run_hash, slug, write_json
+from ablate.runs import Run, canonical, load_runs, read_metrics, run_directory, run_hash, slug, write_json
 
 CONTENT = "c" * 64
 

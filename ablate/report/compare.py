@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from ablate.claim import read_status
 from ablate.files import read_object
 from ablate.report.statistics import paired_contrast
-from ablate.runs import read_status
 
 SEEDS = ("init_seed", "data_seed")
 Block = tuple[int, int]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from ablate.errors import ConfigError, Problem, did_you_mean
-from ablate.files import read_json, read_object, read_yaml
+from ablate.files import find_study, read_json, read_object, read_yaml
 from ablate.report.records import Record, Role, better_copy, curves_frame, positions_frame, read_record, runs_frame, with_config
 
 WANDB = "wandb:"
@@ -142,17 +142,6 @@ def reference_of(meta: StudyMeta, roles: Sequence[tuple[Record, Role]]) -> dict[
     identity = next((record.identity for record, role in roles if role.arm == meta.baseline and record.identity), {})
     keys = dict.fromkeys(override.lstrip("+").partition("=")[0] for arm in meta.arms for override in arm.overrides)
     return {key: str(identity[f"{key}.kind"]) for key in keys if f"{key}.kind" in identity}
-
-
-def find_study(name: str, results_dir: str | Path) -> Path:
-    """The folder of a study by its path or its name; raises ConfigError with those there are."""
-    root = Path(results_dir).expanduser()
-    for place in (Path(name).expanduser(), root / name):
-        if (place / "study.yaml").is_file():
-            return place.absolute()
-    known = sorted(path.parent.name for path in root.glob("*/study.yaml"))
-    there = f"there {'are' if len(known) > 1 else 'is'} {', '.join(known) or 'none'}"
-    raise ConfigError.at(name, f"no such study in {results_dir}, and no run; {there}{did_you_mean(name, known)}")
 
 
 def _place(study_dir: Path, cell: Mapping[str, Any]) -> Path:

@@ -61,5 +61,13 @@ def quantity(value: float) -> str:
 
 def rate(lr: float) -> str:
     """A learning rate: 0.003 as 3e-3, which is how a grid is read."""
-    mantissa, exponent = f"{lr:.3e}".split("e")
+    mantissa, found, exponent = f"{lr:.3e}".partition("e")
+    if not found:  # an infinite one diverges, and is still what the run was asked for
+        return mantissa
     return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def duration(hours: float) -> str:
+    """Hours, or minutes below one; 1 minute at the least."""
+    minutes = max(1, round(60 * hours))
+    return f"{hours:.1f} hours" if hours >= 1 else "1 minute" if minutes == 1 else f"{minutes} minutes"

@@ -36,20 +36,24 @@ class Said(NamedTuple):
 
 def write_page(analysis: Analysis, drawings: Sequence[Drawing], loaded: Loaded, out: Path) -> Path:
     """Writes the report into a folder, and gives the path of its page."""
-    (out / "figures").mkdir(parents=True, exist_ok=True)
     pictures = {drawing.name: svg(drawing) for drawing in drawings}
+    runs = tidy(loaded)
+    found = sections(analysis, drawings, runs, config_links(loaded.runs, out))
+    texts = {
+        "runs.csv": csv(runs),
+        "contrasts.csv": csv(contrasts_frame(analysis)),
+        "report.md": render("report.md.j2", analysis, found, drawings, pictures),
+        "report.html": render("report.html.j2", analysis, found, drawings, pictures),
+    }  # all of it, before the first file is written
+    (out / "figures").mkdir(parents=True, exist_ok=True)
     for drawing in drawings:
         write_text(out / "figures" / f"{drawing.name}.svg", pictures[drawing.name])
         drawing.figure.set_layout_engine("none")  # it is laid out; doing so again takes as long as drawing
         temporary = out / "figures" / f".{drawing.name}.{os.getpid()}.png"
         png(drawing, temporary)
         os.replace(temporary, out / "figures" / f"{drawing.name}.png")
-    runs = tidy(loaded)
-    write_text(out / "runs.csv", csv(runs))
-    write_text(out / "contrasts.csv", csv(contrasts_frame(analysis)))
-    found = sections(analysis, drawings, runs, config_links(loaded.runs, out))
-    write_text(out / "report.md", render("report.md.j2", analysis, found, drawings, pictures))
-    write_text(out / "report.html", render("report.html.j2", analysis, found, drawings, pictures))
+    for name, text in texts.items():
+        write_text(out / name, text)
     return out / "report.html"
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ablate.claim import owner_of
+from ablate.claim import read_status
 from ablate.files import flat, metric_rows, read_json, read_object, read_yaml
 from ablate.report.statistics.failures import outcome
 
@@ -96,7 +96,7 @@ def read_record(directory: Path) -> Record:
         directory=str(directory),
         identity=flat(read_object(directory / "identity.json")),
         config={},
-        status=status_of(directory),
+        status=read_status(directory),
         summary=read_object(directory / "summary.json"),
         starts=[start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else [],
         curve=curve_of(_rows(directory / "metrics.jsonl")),
@@ -106,14 +106,6 @@ def read_record(directory: Path) -> Record:
 def with_config(record: Record) -> Record:
     """What a run is by its config alone, which takes ten times as long to read as its identity."""
     return replace(record, identity={}, config=flat(read_yaml(Path(record.directory) / "config.yaml") or {}))
-
-
-def status_of(directory: Path) -> dict[str, Any]:
-    """As `ablate.runs.read_status`: a run that says `running` while nobody owns it was killed."""
-    status = read_object(directory / "status.json")
-    if status.get("state") == "running" and owner_of(directory / "claim") is None:
-        return {**status, "state": "interrupted"}
-    return status
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -270,7 +270,16 @@ def _tuned(arm: ArmResult, lr: float) -> Cell:
 
 def cost(analysis: Analysis) -> Table:
     """T3: what an arm takes, and what its difference is worth in tokens and in time."""
-    labels = ["parameters", "active", "FLOPs/token", "KV bytes/token", "off the match", "tokens/s", "speed [95 %]", "peak memory, bytes"]
+    labels = [
+        "parameters",
+        "active",
+        "FLOPs/token",
+        "KV bytes/token",
+        "off the match",
+        "tokens/s",
+        "speed [middle half]",
+        "peak memory, bytes",
+    ]
     columns = [
         Column("arm", "name"),
         *(Column(label) for label in labels),
@@ -286,14 +295,17 @@ def cost(analysis: Analysis) -> Table:
             of_quantity(arm.kv_bytes_per_token, "not counted"),
             number(arm.match_error, "" if arm.match_error is None else f"{signed(100 * arm.match_error, 2)} %", "nothing is matched"),
             of_quantity(arm.tokens_per_second, NO_BENCH),
-            unless_baseline(arm, of_ratio(arm.speed_ratio, NO_BENCH)),
+            of_ratio(arm.speed_ratio, NO_BENCH),
             of_quantity(arm.peak_memory, NO_BENCH),
             unless_baseline(arm, of_ratio(arm.token_gain, "what tokens are worth is not known here")),
             unless_baseline(arm, of_ratio(arm.time_gain, "needs the worth in tokens and the bench")),
         ]
         for arm in everyone(analysis)
     ]
-    note = "Worth in tokens: how many more tokens the baseline would need for the arm's loss. Worth in time: that, times the speed."
+    note = (
+        "Speed: the median over rounds, in brackets their middle half; the baseline's is of two copies of it, which is what chance does. "
+        "Worth in tokens: how many more tokens the baseline would need for the arm's loss. Worth in time: that, times the median speed."
+    )
     return without_empty(Table("cost", "What each arm costs, and what it is worth", columns, rows, note))
 
 

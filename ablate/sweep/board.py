@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ablate.errors import ConfigError, did_you_mean
+from ablate.errors import ConfigError
 from ablate.files import read_object, read_yaml
 from ablate.sweep.launchers import Launcher, launcher_of
 from ablate.sweep.plan import state_of
@@ -37,17 +37,6 @@ class Board:
 
     def states(self) -> dict[str, str]:
         return {entry.digest: state_of(entry.directory) for entry in self.entries}
-
-
-def find_study(name: str, results_dir: str | Path) -> Path:
-    """The folder of a study by its path or its name; raises ConfigError with those there are."""
-    root = Path(results_dir).expanduser()
-    for place in (Path(name).expanduser(), root / name):
-        if (place / "study.yaml").is_file():
-            return place.absolute()
-    known = sorted(path.parent.name for path in root.glob("*/study.yaml"))
-    message = f"no such study in {results_dir}; there {'are' if len(known) > 1 else 'is'} {', '.join(known) or 'none'}"
-    raise ConfigError.at(name, f"{message}{did_you_mean(name, known)}")
 
 
 def read_board(study_dir: Path) -> Board:

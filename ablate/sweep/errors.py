@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from ablate.runs import read_status
+from ablate.claim import read_status
 
 Class = Literal["oom", "crash", "node"]
 

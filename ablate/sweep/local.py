@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ablate.claim import read_status
 from ablate.files import read_object
-from ablate.runs import read_status
 from ablate.sweep.launchers import Local
 from ablate.sweep.plan import Cell, state_of
 from ablate.sweep.worker import COME_BACK, PARENT

@@ -6,15 +6,16 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from ablate.claim import read_status
 from ablate.config import ARCHITECTURE
 from ablate.data import Dataset
-from ablate.files import read_object
+from ablate.files import read_json, read_object
 from ablate.report.statistics import pooled_deviation, smallest_detectable
-from ablate.runs import read_status
 from ablate.sweep.plan import Plan
 
 SEEDS = ("init_seed", "data_seed")
@@ -28,7 +29,7 @@ class Finished(NamedTuple):
     arm: str
     block: tuple[int, int]
     loss: float
-    seconds: float
+    seconds: float  # of the whole run where it was never interrupted, else of its steps alone
 
 
 class Noise(NamedTuple):
@@ -55,9 +56,21 @@ def finished_runs(results_dir: Path) -> list[Finished]:
         loss, seconds = summary.get("eval_loss"), summary.get("seconds")
         if not identity or not isinstance(loss, int | float) or not isinstance(seconds, int | float):
             continue
-        if read_status(path.parent).get("state") == "done":
-            found.append(Finished(*labels(identity), _block(identity), float(loss), float(seconds)))
+        status = read_status(path.parent)
+        if status.get("state") == "done":
+            found.append(Finished(*labels(identity), _block(identity), float(loss), _whole(path.parent, status) or float(seconds)))
     return found
+
+
+def _whole(directory: Path, status: Mapping[str, Any]) -> float | None:
+    """Seconds from a run's start to its end, with evaluations, which steps do not count; not known of a run with more than one start."""
+    starts = read_json(directory / "environment.json")
+    if not isinstance(starts, list) or len(starts) != 1 or not isinstance(ended := status.get("time"), int | float):
+        return None
+    try:
+        return max(0.0, ended - datetime.fromisoformat(starts[0]["time"]).timestamp())
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def labels(identity: Mapping[str, Any]) -> tuple[str, str]:
@@ -99,7 +112,7 @@ def power_of(plan: Plan, noise: Noise | None) -> Power:
 
 
 def seconds_at_hand(runs: Iterable[Finished], identities: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """arm -> seconds of steps of one run, the median of finished runs that differ in seed and learning rate alone."""
+    """arm -> seconds of one run, the median of finished runs that differ in seed and learning rate alone."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for run in runs:
         times[run.setting, _without_rate(run.arm)].append(run.seconds)
@@ -116,8 +129,8 @@ def _without_rate(arm: str) -> str:
 
 
 def measured_seconds(cfg: Any, data: Dataset) -> float:
-    """Seconds of the steps of a run, from a few of them here."""
-    from ablate.train.loop import build, train_step
+    """Seconds of the steps and evaluations of a run, from a few steps and one evaluation here."""
+    from ablate.train.loop import build, evaluate_now, evaluation_steps, train_step
 
     training = build(cfg, data)
     for _ in range(min(WARM_STEPS, cfg.steps)):
@@ -127,4 +140,7 @@ def measured_seconds(cfg: Any, data: Dataset) -> float:
         start = time.perf_counter()
         train_step(training)
         seconds.append(time.perf_counter() - start)
-    return median(seconds) * float(cfg.steps)
+    start = time.perf_counter()
+    evaluate_now(training)
+    evaluation = time.perf_counter() - start
+    return median(seconds) * float(cfg.steps) + evaluation * len(evaluation_steps(cfg))

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ablate.claim import read_status
 from ablate.config import Config, meta_model
 from ablate.data import Dataset
 from ablate.errors import ConfigError, Problem
 from ablate.files import read_object
 from ablate.model.count import Counts, count
-from ablate.runs import canonical, find_run, read_status, run_hash, slug
+from ablate.runs import canonical, find_run, run_hash, slug
 from ablate.sweep.arms import Arm, Arms, axes_of, match_overrides, overrides_of
 from ablate.sweep.composer import Composer
 from ablate.sweep.designs import arms_of

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ablate.matching import match_line
+from ablate.report.numbers import duration
 from ablate.sweep.arms import Arm
 from ablate.sweep.outlook import Noise, Power
 from ablate.sweep.plan import ENDED, Plan
@@ -116,11 +117,7 @@ def _cost(plan: Plan, hours: float | None) -> str:
         return total
     if hours is None:
         return f"{total}; hours: not known, no run of these arms is at hand (measure=true times a few steps of each)"
-    return f"{total}; about {_duration(hours)} of one worker for the {len(todo)} runs"
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(60 * hours))} minutes"
+    return f"{total}; about {duration(hours)} of one worker for the {len(todo)} runs"
 
 
 def _power(power: Power, noise: Noise | None) -> str:

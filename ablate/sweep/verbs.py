@@ -15,12 +15,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from ablate.claim import owner_of
+from ablate.claim import owner_of, read_status
 from ablate.errors import ConfigError, did_you_mean
-from ablate.files import metric_rows, read_object
-from ablate.runs import read_status
+from ablate.files import find_study, metric_rows, read_object
 from ablate.sweep import slurm
-from ablate.sweep.board import Board, Entry, find_study, read_board
+from ablate.sweep.board import Board, Entry, read_board
 from ablate.sweep.control import Control, opened
 from ablate.sweep.errors import class_of, last_words, logs_of
 from ablate.sweep.launchers import Slurm

@@ -21,10 +21,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ablate.claim import STALE_SECONDS, Owned, owner_of
+from ablate.claim import STALE_SECONDS, Owned, owner_of, read_status
 from ablate.errors import ConfigError
 from ablate.files import read_object, read_yaml, write_text
-from ablate.runs import Run, read_status
+from ablate.runs import Run
 from ablate.trackers.variants import DELAY
 
 COME_BACK = 75

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from ablate.claim import ClaimLost, Owned
+from ablate.claim import ClaimLost, Owned, read_status
 from ablate.composition import OF_ARCHITECTURE, compose, without
 from ablate.config import ARCHITECTURE, Config, same_architecture
 from ablate.data import Dataset, prepare
@@ -23,7 +23,7 @@ from ablate.errors import ConfigError
 from ablate.files import read_object, write_text
 from ablate.matching import as_asked, match_line
 from ablate.report.compare import comparison
-from ablate.runs import Run, canonical, read_status, run_directory, run_hash
+from ablate.runs import Run, canonical, run_directory, run_hash
 from ablate.train.distributed import EndedElsewhere, Onlooker, World, check
 from ablate.train.loop import Stop, Training, Update, build, find_device, restore, run_steps
 

@@ -186,7 +186,7 @@ def analysis(question: str = QUESTION) -> Analysis:
                 ("data", "d" * 12),
                 ("commit", "0123456789ab"),
                 ("date", "2026-11-30"),
-                ("training", "0.1 hours in 70 runs"),
+                ("training", "5 minutes in 70 runs"),
             ],
             [("command", "python -m ablate sweep=made"), ("torch", "2.13.0+cpu"), ("seeds", "0, 1, 2, 3, 4, 5, 6, 7")],
         ),

@@ -16,13 +16,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from ablate.claim import Claim
+from ablate.claim import Claim, read_status
 from ablate.cli import main
 from ablate.config import Config
 from ablate.errors import ConfigError
 from ablate.report.load import Tuned, load, load_runs_as_study, load_study, tidy
 from ablate.report.records import COLUMNS, CURVE_COLUMNS, NOT_IDENTITY, status_of
-from ablate.runs import load_runs, read_status
+from ablate.runs import load_runs
 from tests.conftest import SHORT
 from tests.report import made
 

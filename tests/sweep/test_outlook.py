@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,10 +123,19 @@ def test_setting_is_all_but_architecture_seeds_and_learning_rate() -> None:
     assert labels(identity(0, optim={"kind": "muon", "lr": 1e-3}))[0] != setting
 
 
-def write_run(results: Path, name: str, state: str, identity: dict[str, Any], **summary: Any) -> None:
+def write_run(
+    results: Path,
+    name: str,
+    state: str,
+    identity: dict[str, Any],
+    starts: list[str] | None = None,
+    ended: float | None = None,
+    **summary: Any,
+) -> None:
     directory = results / "runs" / name
     directory.mkdir(parents=True)
-    (directory / "status.json").write_text(json.dumps({"state": state}))
+    (directory / "status.json").write_text(json.dumps({"state": state, "time": ended}))
+    (directory / "environment.json").write_text(json.dumps([{"time": start} for start in starts or []]))
     (directory / "identity.json").write_text(json.dumps(identity))
     (directory / "summary.json").write_text(json.dumps(summary))
 
@@ -137,6 +147,15 @@ def test_runs_at_hand_are_those_that_are_done_and_whole(tmp_path: Path) -> None:
     write_run(tmp_path, "d", "done", {}, eval_loss=2.0, seconds=10.0)
     assert finished_runs(tmp_path) == [Finished(*labels(identity(0)), (0, 0), 2.0, 10.0)]
     assert finished_runs(tmp_path / "nowhere") == []
+
+
+def test_a_run_of_one_start_took_as_long_as_from_there_to_its_end(tmp_path: Path) -> None:
+    start = "2026-01-01T00:00:00+0000"
+    ended = datetime.fromisoformat(start).timestamp() + 60
+    write_run(tmp_path, "once", "done", identity(0), [start], ended, eval_loss=2.0, seconds=10.0)
+    assert [run.seconds for run in finished_runs(tmp_path)] == [60.0]
+    write_run(tmp_path, "twice", "done", identity(1), [start, start], ended, eval_loss=2.0, seconds=10.0)
+    assert sorted(run.seconds for run in finished_runs(tmp_path)) == [10.0, 60.0]
 
 
 def test_seconds_of_an_arm_are_the_median_over_its_seeds_and_rates() -> None:

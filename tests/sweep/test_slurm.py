@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ablate.claim import owner_of
+from ablate.claim import owner_of, read_status
 from ablate.files import read_json, read_metrics, read_object, read_yaml
-from ablate.runs import find_run, read_status, run_hash
+from ablate.runs import find_run, run_hash
 from ablate.sweep.errors import logs_of
 from ablate.sweep.slurm import batches
 from tests.cluster import Cluster, wait_for

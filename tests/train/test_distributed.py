@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from ablate import build_model, compose
+from ablate.claim import read_status
 from ablate.cli import main
 from ablate.errors import ConfigError
-from ablate.runs import canonical, read_json, read_metrics, read_status
+from ablate.runs import canonical, read_json, read_metrics
 from ablate.train.distributed import World, check, export_slurm_tasks, rows_at_once
 from tests.command import Command
 from tests.train.test_launch import only_run, rows, wait_for_step

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ablate.claim import ClaimLost
+from ablate.claim import ClaimLost, read_status
 from ablate.cli import main
-from ablate.runs import load_runs, read_json, read_metrics, read_status
+from ablate.runs import load_runs, read_json, read_metrics
 from tests.command import Command
 
 VOLATILE = {"seconds", "tokens_per_second", "flop_utilisation"}

@@ -7,6 +7,7 @@ import pandas as pd
 from ablate.report.analysis.shapes import ArmResult, Identity, Margin
 from ablate.report.analysis.table import Table
 from ablate.report.analysis.words import named
+from ablate.report.numbers import duration
 
 
 def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: ArmResult) -> Identity:
@@ -20,7 +21,7 @@ def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: A
     hours = runs.drop_duplicates("run")["seconds"].sum(min_count=1) / 3600
     tokens = rows["tokens"][(rows["state"] == "done") & (rows["outcome"] == "ok")]
     strip = [
-        ("baseline", named(baseline, meta.reference)),
+        ("baseline", named(baseline, meta.reference).removeprefix("baseline (").removesuffix(")")),
         ("budget", f"{_values(tokens)} tokens a run" if tokens.notna().any() else ""),
         ("blocks", str(len({block for arm in arms for block in arm.outcomes}))),
         ("learning rates", rates),
@@ -29,7 +30,7 @@ def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: A
         ("data", _values(rows["data"].astype("string").str[:12])),
         ("commit", _values(rows["commit"])),
         ("date", _dates(runs)),
-        ("training", f"{hours:.1f} hours in {runs['run'].nunique()} runs" if pd.notna(hours) else ""),
+        ("training", f"{duration(hours)} in {runs['run'].nunique()} runs" if pd.notna(hours) else ""),
     ]
     reproduce = [
         ("command", meta.command or ""),

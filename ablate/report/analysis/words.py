@@ -73,7 +73,10 @@ def _half(contrast: Contrast) -> float | None:
 
 
 def _speed(ratio: Span) -> str:
-    return f"{ratio.mean:.2f}x speed" if ratio.mean is not None else ""
+    if ratio.mean is None:
+        return ""
+    half = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.low is not None and ratio.high is not None else ""
+    return f"{ratio.mean:.2f}x speed{half}"
 
 
 def named(baseline: ArmResult, reference: Mapping[str, str]) -> str:
