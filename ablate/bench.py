@@ -146,6 +146,7 @@ class Paired(NamedTuple):
 
     seconds: float  # a step
     theirs: float  # a step of the other config
+    ratios: list[float]  # of the rounds, sorted
     ratio: float
     low: float
     high: float
@@ -174,6 +175,7 @@ def _against(baseline: list[str], other: list[str], rounds: int, seconds: float,
     return Paired(
         seconds=median(ours.seconds),
         theirs=median(theirs.seconds),
+        ratios=ratios,
         ratio=median(ratios),
         low=ratios[len(ratios) // 4],
         high=ratios[-1 - len(ratios) // 4],
@@ -213,12 +215,17 @@ def arms_of_study(name: str, results_dir: str, extra: list[str], rounds: int, se
 
 
 def _entry(pair: Paired, seconds: float) -> dict[str, Any]:
+    """`low` and `high`: the 95 % interval of the median over rounds, by order statistics; None of fewer than six rounds."""
+    from scipy.stats import quantile_test
+
     tokens = pair.tokens_per_second * pair.seconds  # of a step
+    found: Any = quantile_test(pair.ratios)
+    low, high = found.confidence_interval(0.95)
     return {
         "ms": 1000 * seconds,
         "ratio": pair.ratio,
-        "low": pair.low,
-        "high": pair.high,
+        "low": float(low) if math.isfinite(low) else None,
+        "high": float(high) if math.isfinite(high) else None,
         "tokens_per_second": tokens / seconds,
         "peak_memory": pair.peak_memory,
     }

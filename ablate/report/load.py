@@ -71,6 +71,7 @@ class StudyMeta:
     notes: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()  # how the study was changed since it was first asked for
     directory: str = ""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # arm -> the identity of one of its runs, with dotted keys
     reference: dict[str, str] = field(default_factory=dict)  # of axes that arms change, what the baseline has there
 
 
@@ -134,6 +135,11 @@ def load_study(name_or_path: str | Path, results_dir: str | Path = "results") ->
 def loaded(meta: StudyMeta, roles: Sequence[tuple[Record, Role]], bench: dict[str, Any] | None = None) -> Loaded:
     """The frames of some runs."""
     records = list({id(record): record for record, _ in roles}.values())
+    settings: dict[str, dict[str, Any]] = {}
+    for record, role in sorted(roles, key=lambda pair: pair[1].stage != "confirm"):
+        if record.says:
+            settings.setdefault(role.arm, record.says)
+    meta = replace(meta, settings=settings)
     return Loaded(meta, runs_frame(roles), curves_frame(records), positions_frame(records), bench)
 
 

@@ -37,7 +37,7 @@ PLACES = {
 
 COSTS = (
     "Loss and cost together. Intervals of losses are those of the paired difference from the baseline. Speed and memory come from "
-    "ablate bench, arms interleaved on one idle device, never from the runs of the sweep."
+    "ablate bench, by turns of arm and baseline on one device, never from the runs of the sweep."
 )
 
 
@@ -112,7 +112,7 @@ def chance(noise: Noise) -> list[str]:
         said.append(f"The correlation of an arm with the baseline over blocks is {noise.rho:.2f}: what pairing is worth here.")
     if noise.detectable is not None:
         said.append(
-            f"The smallest difference that this design finds with 80 % power is {noise.detectable:.2g} nats, at the first step of Holm."
+            f"The smallest difference that this design finds with 80 % power is {noise.detectable:.2g} nats, corrected for all arms."
         )
     if noise.certifiable is not None:
         said.append(f"The smallest margin within which it can certify equivalence, with 80 % power, is {noise.certifiable:.2g} nats.")
@@ -139,8 +139,7 @@ def method(analysis: Analysis) -> list[str]:
 
 
 def _arms(analysis: Analysis) -> Table:
-    changes = [(arm.name, " ".join(arm.overrides) or "nothing") for arm in everyone(analysis)]
-    return tables.pairs_table("arms", "What each arm changes", ("arm", "overrides"), changes)
+    return tables.changes(analysis)
 
 
 def _again(analysis: Analysis) -> Table | None:

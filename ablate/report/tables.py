@@ -196,7 +196,7 @@ def contrasts(analysis: Analysis) -> Table:
     margin = f", m = {analysis.margin.nats:.2g}" if analysis.margin.nats is not None else ""
     note = (
         f"EQUIVALENT asks for the equivalence interval (90 %, widened by Holm) inside of the margin (−m, m){margin}. "
-        "Blocks needed: to settle the margin."
+        "Blocks needed: for either answer at the margin with 80 % power, by the arm's own noise and corrected for all arms."
     )
     return without_empty(Table("contrasts", "Differences from the baseline, and their tests", columns, rows, note))
 
@@ -277,7 +277,7 @@ def cost(analysis: Analysis) -> Table:
         "KV bytes/token",
         "off the match",
         "tokens/s",
-        "speed [middle half]",
+        "speed [95 %]",
         "peak memory, bytes",
     ]
     columns = [
@@ -303,8 +303,8 @@ def cost(analysis: Analysis) -> Table:
         for arm in everyone(analysis)
     ]
     note = (
-        "Speed: the median over rounds, in brackets their middle half; the baseline's is of two copies of it, which is what chance does. "
-        "Worth in tokens: how many more tokens the baseline would need for the arm's loss. Worth in time: that, times the median speed."
+        "Speed: the median over rounds; the baseline's is of two copies of it, and what does not go beyond that is chance. "
+        "Worth in tokens: how many more tokens the baseline would need for the arm's loss. Worth in time: that, times the speed."
     )
     return without_empty(Table("cost", "What each arm costs, and what it is worth", columns, rows, note))
 
@@ -313,7 +313,8 @@ def stability(analysis: Analysis) -> Table:
     """Failed runs at the chosen rate, with the exact interval of their share (Clopper and Pearson 1934)."""
     columns = [Column("arm", "name"), Column("failed"), Column("share that fails [95 %]"), Column("outcome by block", "text")]
     rows = [[name(arm.name), failures(arm), _share(arm), words(_by_block(arm.outcomes))] for arm in everyone(analysis)]
-    return Table("stability", "How the confirmation runs ended", columns, rows)
+    note = "Spiky: more than one training loss in a thousand is a spike; such a run has not failed. Runs that tune are in the figure."
+    return Table("stability", "How the confirmation runs ended", columns, rows, note)
 
 
 def _share(arm: ArmResult) -> Cell:
@@ -394,7 +395,11 @@ def noise(analysis: Analysis) -> list[Table]:
             [name(f"{size:.2g}"), plain(find, "{:.0f}", many), plain(certify, "{:.0f}", many)]
             for size, find, certify in analysis.noise.blocks_table
         ]
-        tables.append(Table("power", "Blocks that a difference takes, with 80 % power", columns, counts))
+        note = (
+            "By the pooled noise; to find it corrected for all arms, to certify it for one arm alone. "
+            "By the noise of an arm: the table of effects."
+        )
+        tables.append(Table("power", "Blocks that a difference takes, with 80 % power", columns, counts, note))
     return tables
 
 
@@ -509,6 +514,20 @@ def _of_run(value: Any, kind: str, form: str) -> Cell:
     if value is None or pd.isna(value):
         return missing("not recorded")
     return Cell(form.format(value), None if kind == "text" else float(value), kind=kind)
+
+
+def changes(analysis: Analysis) -> Table:
+    """What was asked for, and what then differs from the baseline in all that can move a number."""
+    rows = [
+        [
+            name(arm.name),
+            words(" ".join(arm.overrides) or ("nothing" if arm.is_baseline else "not known as a command")),
+            unless_baseline(arm, words("; ".join(arm.changes) or "nothing but seeds and learning rates")),
+        ]
+        for arm in everyone(analysis)
+    ]
+    columns = [Column("arm", "name"), Column("asked for", "text"), Column("differs from its baseline in", "text")]
+    return Table("arms", "What each arm changes", columns, rows)
 
 
 def pairs_table(key: str, caption: str, labels: tuple[str, str], pairs: Iterable[tuple[str, str]]) -> Table:

@@ -115,6 +115,8 @@ def arm_result(arm: str, row: dict[int, float], base: dict[int, float]) -> ArmRe
         "token_gain": Span(*gain) if gain else Span(None),
         "time_gain": Span(*(value * (ratio or 1) for value in gain)) if gain else Span(None),
         "speed_ratio": Span(ratio, ratio * 0.98, ratio * 1.02) if ratio else Span(None),
+        "speed_differs": ratio is not None and abs(math.log(ratio)) > 0.02,
+        "changes": [] if is_base else ["norm.kind: rmsnorm \N{RIGHTWARDS ARROW} " + arm],
     }
     return ArmResult(
         name=arm,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from ablate.errors import ConfigError
 from ablate.report.analysis import Analysis, ArmResult, analyse
+from ablate.report.analysis.arms import _time_gain, changes
+from ablate.report.analysis.shapes import Span
 from ablate.report.load import load_study
 from tests.report import made
 
@@ -236,7 +239,42 @@ def test_speed_comes_from_the_bench_and_is_missing_without_it(tmp_path: Path) ->
     with_bench = study(tmp_path / "a", found, bench={"baseline": 1.0, "layernorm": 1.25})
     ratio = arm(with_bench, "layernorm").speed_ratio
     assert ratio.mean == pytest.approx(0.8)
-    assert "0.80x speed" in arm(with_bench, "layernorm").sentence
+    assert "0.80x speed [0.78, 0.82]" in arm(with_bench, "layernorm").sentence
     without = study(tmp_path / "b", found)
     assert arm(without, "layernorm").speed_ratio.mean is None
     assert "speed" not in arm(without, "layernorm").sentence
+
+
+@pytest.mark.parametrize(("copies", "told"), [(1.0, True), (1.04, False), (0.94, False)])
+def test_a_speed_is_named_only_beyond_what_two_copies_of_the_baseline_do(copies: float, told: bool, tmp_path: Path) -> None:
+    found = {"baseline": losses(2.0), "layernorm": losses(2.0, shift=0.05, seed=1)}
+    analysis = study(tmp_path, found, bench={"baseline": copies, "layernorm": 1.05})
+    assert ("0.95x speed" in arm(analysis, "layernorm").sentence) == told
+    assert ("speed not told apart" in arm(analysis, "layernorm").sentence) != told
+
+
+def test_what_a_difference_is_worth_in_time_has_the_errors_of_both_its_parts(tmp_path: Path) -> None:
+    whole = _time_gain(Span(1.1, 1.0, 1.2), Span(0.9, 0.8, 1.0))
+    assert whole.mean == pytest.approx(0.99)
+    assert whole.low == pytest.approx(0.99 * math.exp(-math.hypot(math.log(1.1), math.log(0.9 / 0.8))))
+    assert whole.high == pytest.approx(0.99 * math.exp(math.hypot(math.log(1.2 / 1.1), math.log(1 / 0.9))))
+    assert _time_gain(Span(1.1, None, 1.2), Span(0.9, 0.8, 1.0)).low is None
+    assert _time_gain(Span(1.1, 1.0, 1.2), Span(0.9, 0.9, 0.9)).low == pytest.approx(0.9)
+
+
+def test_what_an_arm_changes_is_told_by_its_configs() -> None:
+    theirs = {"norm.kind": "rmsnorm", "norm.eps": 1e-5, "optim.lr": 1e-3, "init_seed": 0}
+    ours = {"norm.kind": "prmsnorm", "norm.eps": 1e-5, "norm.fraction": 0.0625, "optim.lr": 2e-3, "init_seed": 1}
+    assert changes(theirs, ours) == [
+        "norm.kind: rmsnorm \N{RIGHTWARDS ARROW} prmsnorm",
+        "norm.fraction: \N{EN DASH} \N{RIGHTWARDS ARROW} 0.0625",
+    ]
+
+
+def test_an_arm_left_open_by_too_few_blocks_is_said_to_be(tmp_path: Path) -> None:
+    found = {"baseline": losses(2.0), "layernorm": losses(2.0, seed=1)}
+    few = [banner.text for banner in study(tmp_path / "a", found, margin={"nats": 1e-4}).banners if "blocks are few" in banner.text]
+    assert len(few) == 1
+    assert "not within" in few[0]
+    enough = study(tmp_path / "b", found, margin={"nats": 1.0})
+    assert not any("blocks are few" in banner.text for banner in enough.banners)

@@ -17,6 +17,7 @@ from matplotlib.transforms import Bbox
 
 from ablate.report import figures
 from ablate.report.figures import Cell, Drawing, Row, look, svg
+from ablate.report.figures.cost import behind, front
 
 CASES: dict[str, dict[str, Any]] = {
     "usual": {"failed": {"norm=layernorm,placement=post": 2}},
@@ -175,7 +176,6 @@ def test_thinning_keeps_means_and_the_end() -> None:
 
 
 def test_the_front_holds_what_nothing_beats() -> None:
-    from ablate.report.figures.cost import front
 
     assert front({"cheap": (1.0, 3.0), "good": (2.0, 2.0), "beaten": (2.5, 2.5), "best": (3.0, 1.0)}) == ["cheap", "good", "best"]
 
@@ -310,3 +310,11 @@ def test_long_names_break_where_they_can(text: str, width: int, lines: str) -> N
 )
 def test_numbers_have_two_digits_of_their_half_width(value: float, half: float | None, text: str) -> None:
     assert look.amount(value, half, sign=True) == text
+
+
+def test_an_arm_is_behind_another_only_beyond_the_intervals_of_both() -> None:
+    cheap, dear = (1.0, 1.1), (1.2, 1.3)
+    assert behind({"a": (*cheap, 2.0, 2.1), "b": (*dear, 2.2, 2.3)}) == ["b"]
+    assert behind({"a": (*cheap, 2.0, 2.25), "b": (*dear, 2.2, 2.3)}) == []
+    assert behind({"a": (1.0, 1.25, 2.0, 2.1), "b": (*dear, 2.2, 2.3)}) == []
+    assert behind({"a": (*dear, 2.0, 2.1), "b": (*cheap, 2.2, 2.3)}) == []

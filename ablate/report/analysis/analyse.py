@@ -38,6 +38,7 @@ def analyse(loaded: Loaded, margin: float | None = None) -> Analysis:
     failing = [arm.name for arm in arms if arm.failed]
     families = [family({arm: table.losses(arm) for arm in table.arms(stratum)}, own, failing) for stratum, own in table.baselines.items()]
     effects, aliased = effects_of(table)
+    noise_here = noise_of(table, arms, known_margin.nats, alpha)
     final = stage == "final" and not missing(table) and not loaded.meta.later
     return Analysis(
         study=loaded.meta.name,
@@ -47,9 +48,9 @@ def analyse(loaded: Loaded, margin: float | None = None) -> Analysis:
         baseline=baseline,
         arms=others,
         margin=known_margin,
-        banners=banners(table, arms, families, known_margin, stage),
+        banners=banners(table, arms, families, known_margin, stage, noise_here),
         stage=stage,
-        noise=noise_of(table, arms, known_margin.nats, alpha),
+        noise=noise_here,
         effects=effects,
         aliased=aliased,
         ladder=ladder_of(table),

@@ -107,6 +107,7 @@ def arm_result(table: Table, meta: ArmMeta, known: Judged, worth: Worth, margin:
     values = list(losses.values())
     pair = pairing([losses[block] for block in differences], [theirs[block] for block in differences]) if len(differences) > 2 else None
     speed = _speed(table, name)
+    settings = table.loaded.meta.settings
     gain = _token_gain(judgement, worth)
     tuning = _of_tuning(table, name, margin)
     memory = _of_bench(table, name, "peak_memory")
@@ -145,7 +146,9 @@ def arm_result(table: Table, meta: ArmMeta, known: Judged, worth: Worth, margin:
         flops_per_token=meta.training_flops_per_token,
         kv_bytes_per_token=meta.kv_bytes_per_token,
         match_error=match_error(table, name),
+        changes=changes(settings.get(baseline, {}), settings.get(name, {})),
         speed_ratio=speed,
+        speed_differs=_told_apart(speed, _speed(table, baseline)),
         tokens_per_second=_of_bench(table, name, "tokens_per_second"),
         peak_memory=int(memory) if memory is not None else None,
         extrapolation={times: mean for times in (1, 2, 4) if (mean := _mean(_column(table, name, f"extrapolation_{times}"))) is not None},
@@ -246,13 +249,50 @@ def _token_gain(judgement: Judgement | None, worth: Worth) -> Span:
 def _time_gain(gain: Span, speed: Span) -> Span:
     if gain.mean is None or speed.mean is None:
         return Span(None)
-    return Span(*(time_gain(value, speed.mean) if value is not None else None for value in gain))
+    mean = time_gain(gain.mean, speed.mean)
+    ends = (
+        _together(mean, *pairs)
+        for pairs in (((gain.mean, gain.low), (speed.mean, speed.low)), ((gain.mean, gain.high), (speed.mean, speed.high)))
+    )
+    return Span(mean, *ends)
+
+
+def _together(mean: float, *parts: tuple[float, float | None]) -> float | None:
+    """An end of the interval of a product: the logarithms of the distances of its parts add as independent errors do, by squares."""
+    distances = [math.log(end / middle) if end else None for middle, end in parts]
+    if any(distance is None for distance in distances):
+        return None
+    down = sum(distance or 0.0 for distance in distances) < 0
+    return mean * math.exp(math.hypot(*(distance or 0.0 for distance in distances)) * (-1 if down else 1))
 
 
 def _speed(table: Table, arm: str) -> Span:
     """Steps of the baseline over those of the arm in time, measured by turns on one device."""
     ratio, low, high = (_of_bench(table, arm, key) for key in ("ratio", "low", "high"))
     return Span(1 / ratio, 1 / high if high else None, 1 / low if low else None) if ratio else Span(None)
+
+
+def _told_apart(ratio: Span, copies: Span) -> bool:
+    if ratio.mean is None or ratio.low is None or ratio.high is None:
+        return False
+    chance = max((abs(math.log(value)) for value in copies if value), default=0.0)
+    return (ratio.low > 1 or ratio.high < 1) and abs(math.log(ratio.mean)) > chance
+
+
+NOT_A_CHANGE = ("init_seed", "data_seed", "seed", "schema", "optim.lr")
+
+
+def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """key: before -> after, of all that differs between two runs but their seeds and learning rates."""
+    keys = [key for key in dict.fromkeys([*theirs, *ours]) if key not in NOT_A_CHANGE and theirs.get(key, ABSENT) != ours.get(key, ABSENT)]
+    return [f"{key}: {_plain(theirs.get(key, ABSENT))} \N{RIGHTWARDS ARROW} {_plain(ours.get(key, ABSENT))}" for key in keys]
+
+
+ABSENT = "\N{EN DASH}"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)[:40]
 
 
 def _of_bench(table: Table, arm: str, key: str) -> float | None:

@@ -8,17 +8,18 @@ from typing import Any
 import pandas as pd
 
 from ablate.report.analysis.arms import OF_MATCH, TOLERANCE
-from ablate.report.analysis.shapes import ArmResult, Banner, Margin
+from ablate.report.analysis.shapes import ArmResult, Banner, Margin, Noise
 from ablate.report.analysis.table import Table
 from ablate.report.statistics import Family
 
 MOST_NAMED = 6
 
 
-def banners(table: Table, arms: list[ArmResult], families: list[Family], margin: Margin, stage: str) -> list[Banner]:
+def banners(table: Table, arms: list[ArmResult], families: list[Family], margin: Margin, stage: str, noise: Noise) -> list[Banner]:
     """Red: no conclusion before that is mended. Amber: a conclusion, with that in mind."""
     found = [*_tuning(arms), *_matching(table, arms), *_again(table, arms), *_mixed(table), *_missing(table), *_failures(arms)]
     found += [Banner("amber", f"margin: {margin.told}")] if margin.nats is None and len(arms) > 1 else []
+    found += _power(arms, margin, noise)
     found += [Banner("amber", stage)] if stage != "final" else []
     found += [
         Banner("amber", f"{arm} is left out of the pooled noise and judged by its own: {reason}")
@@ -28,6 +29,19 @@ def banners(table: Table, arms: list[ArmResult], families: list[Family], margin:
     ]
     found += [Banner("amber", text) for text in table.loaded.meta.deviations]
     return sorted(found, key=lambda banner: banner.severity != "red")
+
+
+def _power(arms: list[ArmResult], margin: Margin, noise: Noise) -> Iterator[Banner]:
+    """Where an arm is left open: whether so many blocks could have closed it."""
+    if margin.nats is None or noise.certifiable is None or noise.certifiable <= margin.nats:
+        return
+    if any(arm.judgement is not None and arm.judgement.verdict.word == "INCONCLUSIVE" for arm in arms):
+        blocks = max(len(arm.differences) for arm in arms)
+        yield Banner(
+            "amber",
+            f"{blocks} blocks are few for this margin: with 80 % power they show equivalence within ±{noise.certifiable:.2g} nats, "
+            f"not within ±{margin.nats:.2g}",
+        )
 
 
 def _tuning(arms: list[ArmResult]) -> Iterator[Banner]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from ablate.report.analysis.shapes import ArmResult, Identity, Margin
@@ -36,11 +40,23 @@ def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: A
         ("command", meta.command or ""),
         ("question", meta.question),
         *((name, _values(rows[column])) for name, column in OF_MACHINE.items() if column in rows),
+        *_settings(meta.settings.get(meta.baseline, {})),
         ("data, content hash", _values(rows["data"])),
         ("seeds", ", ".join(map(str, meta.blocks))),
         ("tuning seeds", ", ".join(map(str, meta.tuning_seeds)) or "none"),
     ]
     return Identity([(name, value) for name, value in strip if value], [(name, value) for name, value in reproduce if value])
+
+
+def _settings(flat: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """section of the baseline's config -> its values; what stands elsewhere, or is not set, is left out."""
+    sections: dict[str, list[str]] = {}
+    for key, value in flat.items():
+        section, _, rest = key.partition(".")
+        if rest and value not in (None, {}, "none", math.inf) and key != "optim.lr":
+            said = f"{value:g}" if isinstance(value, float) else str(value)
+            sections.setdefault(section, []).append(said if rest == "kind" else f"{rest.removesuffix('.kind')} {said}")
+    return [(f"baseline, {section}", ", ".join(values)) for section, values in sections.items()]
 
 
 OF_MACHINE = {

@@ -28,6 +28,14 @@ def method_of(meta: StudyMeta, margin: Margin, alpha: float, metric: str) -> lis
         "A block is one seed of initialisation and data order; every arm runs in every block"
         + (f", but for {offsets}, which have seeds of their own." if offsets else "."),
         tuned,
+        *(
+            [
+                f"The baseline, tuned, was also trained on {', '.join(f'{share:g}' for share in meta.budgets)} times the tokens, to tell "
+                "what a difference is worth."
+            ]
+            if meta.budgets
+            else []
+        ),
         f"Interval and test: {own}. Family: all arms against the baseline, two-sided at {alpha:g}, corrected by Holm; equivalence by two "
         "one-sided tests, corrected by Holm among themselves.",
         f"Margin: {f'±{margin.nats:.4f} nats, ' if margin.nats is not None else ''}{margin.told}.",

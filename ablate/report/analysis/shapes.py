@@ -54,7 +54,9 @@ class ArmResult:
     flops_per_token: float | None
     kv_bytes_per_token: int | None
     match_error: float | None  # relative, in what the study matches
+    changes: list[str]  # key: what the baseline has -> what this arm has
     speed_ratio: Span  # tokens a second over the baseline's, from the bench; above 1 is faster
+    speed_differs: bool  # beyond its interval and beyond what two copies of the baseline do
     tokens_per_second: float | None  # from the bench
     peak_memory: int | None
     extrapolation: dict[int, float]  # 1, 2, 4 -> mean loss of the same targets over ok blocks

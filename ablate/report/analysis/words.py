@@ -60,7 +60,7 @@ def _sentence(arm: ArmResult, margin: Margin, unit: str) -> str:
         parts.append(said)
         if word == "INCONCLUSIVE" and contrast.p is not None and contrast.p < 0.05 and judgement.holm_p is not None:
             parts.append(f"p = {p_value(contrast.p)} alone, {p_value(judgement.holm_p)} among all arms")
-    parts += [text for text in (share(arm.token_gain, "tokens"), _speed(arm.speed_ratio)) if text]
+    parts += [text for text in (share(arm.token_gain, "tokens"), _speed(arm)) if text]
     if contrast is not None:
         parts.append(f"{contrast.n} block{'s' * (contrast.n != 1)}")
     if arm.failed and word != "UNSTABLE":
@@ -72,11 +72,12 @@ def _half(contrast: Contrast) -> float | None:
     return (contrast.high - contrast.low) / 2 if contrast.low is not None and contrast.high is not None else None
 
 
-def _speed(ratio: Span) -> str:
+def _speed(arm: ArmResult) -> str:
+    """A speed is named where it is more than chance."""
+    ratio = arm.speed_ratio
     if ratio.mean is None:
         return ""
-    half = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.low is not None and ratio.high is not None else ""
-    return f"{ratio.mean:.2f}x speed{half}"
+    return f"{ratio.mean:.2f}x speed [{ratio.low:.2f}, {ratio.high:.2f}]" if arm.speed_differs else "speed not told apart"
 
 
 def named(baseline: ArmResult, reference: Mapping[str, str]) -> str:

@@ -34,11 +34,25 @@ def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return kept
 
 
-def cost_finding(fronts: Mapping[str, Sequence[str]]) -> str:
-    """Which arms no other arm beats in cost and loss at once, by their means."""
-    said = [f"by mean loss and {what} no arm is better in both than {names(kept)}" for what, kept in fronts.items()]
+def behind(costs: Mapping[str, tuple[float, float, float, float]]) -> list[str]:
+    """Arms that another is no dearer than and loses less than, all of their intervals apart: `costs` are ends of cost, then of loss."""
+    return [
+        arm
+        for arm, (cheapest, _, least, _) in costs.items()
+        if any(dearest <= cheapest and most < least for other, (_, dearest, _, most) in costs.items() if other != arm)
+    ]
+
+
+def cost_finding(found: Mapping[str, Sequence[str]]) -> str:
+    """Which arms are behind another in cost and loss at once, beyond their intervals."""
+    said = [
+        f"over {what} {names(arms)} {'is' if len(arms) == 1 else 'are'} behind another arm in both, beyond the intervals"
+        if arms
+        else f"over {what} no arm is behind another in both beyond the intervals"
+        for what, arms in found.items()
+    ]
     text = "; ".join(said)
-    return f"{text[0].upper()}{text[1:]}. Where intervals overlap the order is open."
+    return f"{text[0].upper()}{text[1:]}."
 
 
 @drawn
@@ -52,18 +66,19 @@ def pareto(costs: Mapping[str, Cost], *, baseline: str, order: Sequence[str] = (
             ("time", f"time of a step over that of {baseline}", times),
             ("arithmetic", "training FLOPs per token", flops),
         )
-        if points
+        if len({cost for cost, _ in points.values()}) > 1
     ]
     if not kinds:
         return None
     looks = styles([*order, *costs], baseline)
     figure, axes = panels(len(kinds), columns=2, height=3.0, sharex=False)
-    fronts = {}
+    found = {}
     for ax, (what, told, points) in zip(axes, kinds, strict=True):
-        fronts[what] = front(points)
+        timed = what == "time"
+        found[what] = behind({arm: _ends(costs[arm], cost, timed) for arm, (cost, _) in points.items()})
         for arm in points:
-            _point(ax, points[arm][0], costs[arm], looks[arm], arm, with_time=what == "time")
-        path = [points[arm] for arm in fronts[what]]
+            _point(ax, points[arm][0], costs[arm], looks[arm], arm, with_time=timed)
+        path = [points[arm] for arm in front(points)]
         ax.plot(
             [x for x, _ in path], [y for _, y in path], color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)), drawstyle="steps-post", zorder=1
         )
@@ -75,9 +90,18 @@ def pareto(costs: Mapping[str, Cost], *, baseline: str, order: Sequence[str] = (
     axes[0].set_ylabel(f"loss, {metric} (lower is better)")
     arms = sorted({arm for _, _, points in kinds for arm in points}, key=lambda arm: -(costs[arm].loss or 0.0))
     key(figure, looks, arms, lines=False)
-    title = cost_finding(fronts)
+    title = cost_finding(found)
     alt = f"{title} Mean loss with its 95 % interval over {' and over '.join(told for _, told, _ in kinds)}, one marker an arm."
     return Drawing("cost", figure, title, alt)
+
+
+def _ends(cost: Cost, where: float, timed: bool) -> tuple[float, float, float, float]:
+    """The baseline has no interval of its own: those of the others are of differences from it."""
+    assert cost.loss is not None
+    low, high = (cost.time_low, cost.time_high) if timed else (where, where)
+    ends = [(low, where), (high, where), (cost.low, cost.loss), (cost.high, cost.loss)]
+    cheap, dear, least, most = (end if known(end) else middle for end, middle in ends)
+    return cheap, dear, least, most
 
 
 def _point(ax: Axes, x: float, cost: Cost, look: Style, arm: str, *, with_time: bool) -> None:

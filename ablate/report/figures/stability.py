@@ -127,7 +127,7 @@ def traces_finding(peaks: Mapping[str, Mapping[str, float]]) -> str:
     for quantity, values in peaks.items():
         if values:
             most, least = max(values, key=lambda arm: values[arm]), min(values, key=lambda arm: values[arm])
-            other = f", {least} stays within {values[least]:.3g}" if least != most else ""
+            other = f", {least} does not go above {values[least]:.3g}" if least != most else ""
             said.append(f"{quantity} peaks at {values[most]:.3g} in {most}{other}")
     return f"{'; '.join(said)}." if said else "Nothing was measured."
 

@@ -40,7 +40,7 @@ def rates_finding(chosen: Mapping[str, float | None], edges: Mapping[str, str | 
     best = f" Best rates: {rates}{more}." if rates else ""
     if at_end:
         return f"The best learning rate is at an end of the grid for {names(at_end)}, so not tuned.{best}"
-    return f"The best learning rate lies inside of the grid for every arm.{best}" if rates else "No arm has a best learning rate."
+    return f"The best mean lies inside of the grid for every arm.{best}" if rates else "No arm has a best learning rate."
 
 
 @drawn
@@ -122,7 +122,13 @@ def _axes(ax: Axes, rates: Sequence[float], bottom: float, top: float) -> None:
 
 def _rates_key(figure: Figure, baseline: str, collapse: bool, failed: bool) -> None:
     handles = [
-        Line2D([], [], color=MUTED, marker="o", label=f"{wrapped(baseline, 30)} (baseline)"),
+        Line2D(
+            [],
+            [],
+            color=MUTED,
+            marker="o",
+            label=wrapped(baseline, 30) if baseline == "baseline" else f"{wrapped(baseline, 30)} (baseline)",
+        ),
         Line2D([], [], color=INK, linestyle=(0, (2, 2)), linewidth=0.9, label="chosen rate"),
     ]
     if collapse:

@@ -192,7 +192,7 @@ def _open(word: str, contrast: Contrast, needed: int | None, margin: float | Non
     """What it would take to know."""
     if margin is None or word != "INCONCLUSIVE" or needed is None:
         return ""
-    return f"{needed} blocks would resolve the margin" if needed > contrast.n else "rules out neither 0 nor the margin"
+    return f"about {needed} blocks would tell" if needed > contrast.n else "rules out neither 0 nor the margin"
 
 
 def _blocks_needed(contrast: Contrast, known: Family, arm: str, num_tests: int, rules: _Rules) -> int | None:

@@ -49,7 +49,7 @@ def test_an_inconclusive_verdict_says_how_many_blocks_would_settle_it() -> None:
     assert judgement.verdict.word == "INCONCLUSIVE"
     assert judgement.blocks_needed is not None
     assert judgement.blocks_needed > 3
-    assert judgement.verdict.detail == f"{judgement.blocks_needed} blocks would resolve the margin"
+    assert judgement.verdict.detail == f"about {judgement.blocks_needed} blocks would tell"
 
 
 def test_a_difference_between_zero_and_the_margin_is_not_told_to_need_blocks_that_it_has() -> None:
