@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from ablate.files import read_object
+from ablate.files import read_object, write_text
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
@@ -54,9 +54,7 @@ class Claim:
             current = _read(path)
             if current is not None and _alive(path, current):
                 raise Owned(current)
-            temporary = path.with_name(f".{path.name}.{token}")
-            temporary.write_text(json.dumps(owner), encoding="utf-8")
-            os.replace(temporary, path)
+            write_text(path, json.dumps(owner))
         return cls(path, token)
 
     def check(self) -> None:
@@ -139,8 +137,11 @@ def _start_time(pid: int) -> str | None:
 
 
 def read_status(directory: Path) -> dict[str, Any]:
-    """status.json; a run that says `running` while nobody owns it was killed, and reads as `interrupted`."""
+    """status.json; a run that says `running` while nobody owns it was killed, and reads as `interrupted`; one that says
+    `done` and has no result that can be read is `lost`."""
     status = read_object(directory / "status.json")
     if status.get("state") == "running" and owner_of(directory / "claim") is None:
         return {**status, "state": "interrupted"}
+    if status.get("state") == "done" and not isinstance(read_object(directory / "summary.json").get("eval_loss"), int | float):
+        return {**status, "state": "lost"}
     return status

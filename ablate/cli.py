@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import inspect
 import os
@@ -11,7 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ablate.errors import ConfigError, NotNow, did_you_mean
+from ablate.errors import ConfigError, NotNow, did_you_mean, told
 from ablate.flags import AS_TYPED, flag_words, split_flags
 
 VERBS = {
@@ -33,7 +32,6 @@ WITHOUT_FLAGS = ("count", "sync")
 """Verbs that take overrides alone; the others answer --help themselves."""
 
 FAILED, BAD_INPUT, TEMPORARY = 1, 2, 75
-CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ablate: {error}", file=sys.stderr)
         return TEMPORARY
     except OSError as error:
-        if error.errno not in CANNOT_WRITE:
+        if (said := told(error)) is None:
             raise
-        print(f"ablate: {error.filename or 'a file'}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        print(f"ablate: {said}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("ablate: interrupted", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -43,3 +44,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'rmsnorm'?` when a known word is near, else nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+
+
+def told(error: OSError) -> str | None:
+    """What a person is told of a disk that is full, read-only or not theirs; None for what is no such thing."""
+    if error.errno not in CANNOT_WRITE:
+        return None
+    return f"{error.filename2 or error.filename or 'a file'}: {(error.strerror or str(error)).lower()}"

@@ -102,7 +102,12 @@ def _differences(cfg: Config, baseline: Config) -> Iterator[str]:
         if first in unnamed or rest in ("path", "val_path") or value == usual.get(key):
             continue
         name = key.removesuffix(".kind")
-        yield f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        yield f"{name}={_short(value)}" if isinstance(value, float) else f"{name}={value}"
+
+
+def _short(value: float) -> str:
+    """1e6 and 1e-06: a file name has no plus, and without its sign 1e+06 would read as the other."""
+    return re.sub(r"e\+0*", "e", f"{value:g}")
 
 
 def _reference(registry: Registry[Any], ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from ablate.report.numbers import MISSING, with_interval
 from ablate.report.statistics import Contrast
 from ablate.report.text import first_screen
 
+LEAST_MARGIN, MOST_MARGIN = 1e-6, 100.0
 WIDTH = 160
 """Of a table that goes to a file."""
 
@@ -33,10 +36,29 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError.at(self.prog.rpartition(" ")[2], f"{message}; {' '.join(self.format_usage().split())}")
 
 
+def _margin(text: str) -> float:
+    try:
+        nats = float(text)
+    except ValueError:
+        nats = math.nan
+    if not LEAST_MARGIN <= nats <= MOST_MARGIN:  # not a number is neither
+        raise ConfigError.at("--margin", f"must be a number of nats above 0, from {LEAST_MARGIN:g} to {MOST_MARGIN:g}, got {text!r}")
+    return nats
+
+
+def _place(out: Path) -> Path:
+    """A folder that can be written into."""
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError.at("--out", f"{out} is no folder that can be written into: {(error.strerror or str(error)).lower()}") from None
+    return out
+
+
 def _parser(verb: str, says: str) -> _Parser:
     parser = _Parser(prog=f"ablate {verb}", description=says, allow_abbrev=False)
     parser.add_argument("--results-dir", default="results", help="where runs and studies lie (results)")
-    parser.add_argument("--margin", type=float, metavar="NATS", help="the smallest difference worth acting on, in place of the study's")
+    parser.add_argument("--margin", type=_margin, metavar="NATS", help="the smallest difference worth acting on, in place of the study's")
     return parser
 
 
@@ -56,7 +78,7 @@ def report(argv: Sequence[str]) -> int:
     loaded = load(flags.words, flags.results_dir, flags.baseline)
     out = Path(flags.out).expanduser() if flags.out else place_of(loaded, flags.words, Path(flags.results_dir).expanduser())
     console = _console()
-    page = write_report(loaded, out, console, flags.margin)
+    page = write_report(loaded, _place(out), console, flags.margin)
     console.print(f"\n{page}")
     return 0
 
@@ -87,6 +109,7 @@ def compare(argv: Sequence[str]) -> int:
     flags = parser.parse_args(argv)
     studies = [is_study(word, flags.results_dir) for word in (flags.a, flags.b)]
     if studies[0] != studies[1]:
+        list(run_directories([word for word, found in zip((flags.a, flags.b), studies, strict=True) if not found], flags.results_dir))
         raise ConfigError.at(f"{flags.a} {flags.b}", "one is a study and the other is not: compare two runs, or two studies")
     told = compare_studies if all(studies) else compare_runs
     told(flags.a, flags.b, flags.results_dir, flags.margin, _console())
@@ -107,7 +130,9 @@ def compare_runs(a: str, b: str, results_dir: str | Path, margin: float | None, 
         console.print("The same arm: they differ in seeds alone, so there is nothing to compare.")
         return
     runs = [path for directory in dict.fromkeys((first.parent, second.parent)) for path in _of_arms(directory, arms)]
-    analysis = analyse(load_runs_as_study(runs, first.name, results_dir), margin)
+    loaded = load_runs_as_study(runs, first.name, results_dir)
+    arms_here = tuple(replace(arm, levels={}) for arm in loaded.meta.arms)  # the two were asked for: a size is what is compared, too
+    analysis = analyse(replace(loaded, meta=replace(loaded.meta, arms=arms_here)), margin)
     for arm in analysis.arms:
         console.print(arm.sentence)
     for banner in analysis.banners:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from ablate.report import figures
 from ablate.report.analysis.shapes import Analysis, ArmResult
+from ablate.report.analysis.words import OF_ITS_SIZE
 from ablate.report.figures import Cell, Cost, Drawing, EffectRow, Row, Series, StepRow, Trace
 from ablate.report.load import Loaded
 from ablate.report.statistics import binned, difference_curve
@@ -55,7 +56,7 @@ def confirmation_of(analysis: Analysis, loaded: Loaded) -> pd.DataFrame:
     """The runs that are judged, by arm in the order of the analysis, so that an arm looks the same in every figure."""
     rows = loaded.runs[loaded.runs["stage"] == "confirm"].drop_duplicates(["arm", "block"], keep="last")
     judged = {(arm.name, block) for arm in everyone(analysis) for block in arm.outcomes}
-    rows = rows[[(arm, int(block)) in judged for arm, block in zip(rows["arm"], rows["block"], strict=True)]]
+    rows = rows[np.array([(arm, int(block)) in judged for arm, block in zip(rows["arm"], rows["block"], strict=True)], dtype=bool)]
     order = {arm.name: place for place, arm in enumerate(everyone(analysis))}
     return rows.sort_values("arm", key=lambda names: names.map(order), kind="stable")
 
@@ -63,7 +64,11 @@ def confirmation_of(analysis: Analysis, loaded: Loaded) -> pd.DataFrame:
 def _of_effects(analysis: Analysis) -> list[Drawing | None]:
     rows = [_row(arm) for arm in analysis.arms if not arm.is_baseline and arm.judgement is not None]
     base, order, metric, margin = analysis.baseline.name, order_of(analysis), analysis.metric, analysis.margin.nats
-    forests = [figures.forest(rows, baseline=base, order=order, margin=margin, metric=metric, narrow=narrow) for narrow in (False, True)]
+    against = OF_ITS_SIZE if any(arm.is_baseline for arm in analysis.arms) else base
+    forests = [
+        figures.forest(rows, baseline=base, against=against, order=order, margin=margin, metric=metric, narrow=narrow)
+        for narrow in (False, True)
+    ]
     failed = {arm.name: {block: word for block, word in arm.outcomes.items() if word in FAILED} for arm in everyone(analysis)}
     if analysis.scale is not None:  # arms of another size have another baseline
         return forests

@@ -106,7 +106,7 @@ def against(study: Loaded, baseline: str) -> Loaded:
     if baseline == meta.baseline:
         return study
     note = f"the study was planned against {meta.baseline}; {baseline} is the baseline here because it was asked for"
-    return replace(study, meta=replace(meta, baseline=baseline, notes=(*meta.notes, note)))
+    return replace(study, meta=replace(meta, baseline=baseline, deviations=(*meta.deviations, note)))
 
 
 def load_study(name_or_path: str | Path, results_dir: str | Path = "results") -> Loaded:

@@ -19,7 +19,7 @@ from ablate.report.analysis.shapes import Analysis, ArmResult
 from ablate.report.contrasts_csv import contrasts_frame
 from ablate.report.figures import CSS, Drawing, png, svg
 from ablate.report.load import Loaded, tidy
-from ablate.report.sections import FIRST_SCREEN, Section, sections
+from ablate.report.sections import FIRST_SCREEN, Section, is_drawing, sections
 from ablate.report.statistics import WORDS
 from ablate.report.tables import Cell, Table
 
@@ -52,6 +52,9 @@ def write_page(analysis: Analysis, drawings: Sequence[Drawing], loaded: Loaded, 
         temporary = out / "figures" / f".{drawing.name}.{os.getpid()}.png"
         png(drawing, temporary)
         os.replace(temporary, out / "figures" / f"{drawing.name}.png")
+    for path in (out / "figures").glob("*.*"):  # of an earlier report
+        if path.suffix in (".png", ".svg") and is_drawing(path.stem) and path.stem not in pictures:
+            path.unlink()
     for name, text in texts.items():
         write_text(out / name, text)
     return out / "report.html"

@@ -182,10 +182,10 @@ def _row(record: Record, role: Role, entropies: Mapping[tuple[Any, Any], float])
         "initial_loss": _first(record.curve, "loss"),
         **{key: start.get(key) for key in ("commit", "device", "device_type", "python", "host")},
         **{key: number(start.get(key)) for key in ("threads", "processes")},
-        **{key: (start.get("versions") or {}).get(key) for key in ("torch", "numpy")},
+        **{key: _object(start.get("versions")).get(key) for key in ("torch", "numpy")},
         "started": record.starts[0].get("time") if record.starts else None,
         "data": says.get("data", says.get("data.kind")),
-        "tokenizer": says.get("tokenizer.kind"),
+        "tokenizer": _tokenizer(says),
         "dtype": says.get("dtype"),
         "compiled": summary.get("compiled"),
         **{key: number(says.get(f"model.{key}")) for key in ("context", "width", "depth")},
@@ -198,6 +198,21 @@ def _row(record: Record, role: Role, entropies: Mapping[tuple[Any, Any], float])
         row[f"extrapolation_{times}"] = number(extrapolation.get(str(times))) if isinstance(extrapolation, dict) else None
     row["outcome"] = _outcome(record, row)
     return row
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _tokenizer(says: Mapping[str, Any]) -> str | None:
+    """Its kind, and its options: two vocabularies of one kind cut text in two ways."""
+    kind = says.get("tokenizer.kind")
+    options = [
+        f"{key.partition('.')[2]}={value}"
+        for key, value in sorted(says.items())
+        if key.startswith("tokenizer.") and key != "tokenizer.kind"
+    ]
+    return None if kind is None else " ".join([str(kind), *options])
 
 
 def _outcome(record: Record, row: Mapping[str, Any]) -> str:
@@ -242,7 +257,7 @@ def _last(curve: pd.DataFrame, key: str) -> float | None:
 
 def curves_frame(records: Iterable[Record]) -> pd.DataFrame:
     """A row a run and step."""
-    tables = [record.curve.assign(run=record.name) for record in records if len(record.curve)]
+    tables = [record.curve.copy().assign(run=record.name) for record in records if len(record.curve)]
     frame = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
     return frame.reindex(columns=[*CURVE_COLUMNS, *(key for key in frame.columns if key not in CURVE_COLUMNS)])
 

@@ -77,7 +77,7 @@ def sections(analysis: Analysis, drawings: Sequence[Drawing], runs: pd.DataFrame
         (
             "structure",
             "Interactions, ladders and sizes",
-            _aliased(analysis),
+            [*_survivors(analysis), *_aliased(analysis)],
             _structure(analysis),
             "the study is not factorial, no ladder, and of one size",
         ),
@@ -94,6 +94,11 @@ def sections(analysis: Analysis, drawings: Sequence[Drawing], runs: pd.DataFrame
 def _section(number: int, slug: str, title: str, texts: list[str], found: list[Table], why: str, drawings: Sequence[Drawing]) -> Section:
     own = [drawing for drawing in drawings if place_of(drawing.name) == slug]
     return Section(number, slug, title, texts, own, found, "" if texts or own or found else why)
+
+
+def is_drawing(name: str) -> bool:
+    """Whether a report has a drawing of that name."""
+    return name in FIRST_SCREEN or name in PLACES or name.startswith("interaction-")
 
 
 def place_of(name: str) -> str | None:
@@ -121,6 +126,18 @@ def chance(noise: Noise) -> list[str]:
 
 def _noise(analysis: Analysis) -> list[Table | None]:
     return [*tables.noise(analysis)] if analysis.noise.seed_sd else []
+
+
+def _survivors(analysis: Analysis) -> list[str]:
+    """Effects and steps are of the blocks in which no run failed: how many those are, and what failed."""
+    failed = [f"{arm.name} {arm.failed}/{arm.ended}" for arm in everyone(analysis) if arm.failed]
+    if not failed or not (analysis.effects or analysis.ladder):
+        return []
+    whole = set.intersection(*(set(arm.losses) for arm in everyone(analysis)))
+    blocks = {block for arm in everyone(analysis) for block in arm.outcomes}
+    return [
+        f"Runs failed: {', '.join(failed)}. What follows is of the {len(whole)} of {len(blocks)} blocks in which none did, and of no other."
+    ]
 
 
 def _aliased(analysis: Analysis) -> list[str]:

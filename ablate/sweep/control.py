@@ -5,6 +5,7 @@ All that is known about a study is its folder and the directories of its runs; w
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -17,6 +18,8 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from typing_extensions import Self
@@ -40,6 +43,8 @@ DONE, SOME_FAILED, COME_BACK, INTERRUPTED = 0, 1, 75, 130
 POLL_SECONDS = 10.0
 LOCK_SECONDS = 600.0
 """For another controller to finish submitting."""
+PROBE_SECONDS = 2.0
+"""Longer than a look at whether a study is held takes."""
 PATIENCE_SECONDS = 1800.0
 """For Slurm to answer the job that goes on with a study."""
 
@@ -58,6 +63,17 @@ class Told:
     command: str
 
 
+def as_read(override: str) -> str:
+    """The text that an override stands for, as Hydra reads it; raises ConfigError for what is no text."""
+    parsed = OverridesParser.create().parse_override(override)
+    value = OmegaConf.create({"value": parsed.value()}).value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = override.partition("=")[2]
+    if not isinstance(value, str) or not value:
+        raise ConfigError.at(parsed.key_or_group, f"must be a text, got {override.partition('=')[2]!r}")
+    return value
+
+
 class Control:
     """One controller of a study. A context: what is composed stays open."""
 
@@ -70,9 +86,9 @@ class Control:
         self.launcher: Launcher = launcher_of(told.launcher)
 
     def __enter__(self) -> Self:
-        told = self.told
+        told, common = self.told, self._common()  # what is wrong there shows before anything is open
         composer = self._stack.enter_context(Composer(told.config_name, self._config_dir))
-        self._planner = Planner(parse_study(told.study, told.name), composer, self._common(), self._say, self._config_dir)
+        self._planner = Planner(parse_study(told.study, told.name), composer, common, self._say, self._config_dir)
         first = self._planner.first
         self.results_dir = Path(first.results_dir).expanduser().absolute()
         self.study_dir = self.results_dir / told.name
@@ -85,8 +101,9 @@ class Control:
     def _common(self) -> list[str]:
         """Overrides of every run; where results go does not depend on where a worker stands."""
         own = [text for text in self.told.common if not text.startswith(("results_dir=", "progress="))]
-        place = next((text.partition("=")[2] for text in self.told.common if text.startswith("results_dir=")), "results")
-        return [*own, f"results_dir='{Path(self.told.cwd, Path(place.strip(chr(39))).expanduser())}'", "progress=false"]
+        place = next((as_read(text) for text in self.told.common if text.startswith("results_dir=")), "results")
+        folder = json.dumps(str(Path(self.told.cwd, Path(place).expanduser())), ensure_ascii=False)
+        return [*own, f"results_dir={folder}", "progress=false"]
 
     def _say(self, text: str) -> None:
         self._console.print(text)
@@ -176,7 +193,7 @@ class Control:
         if before is None or before.get("study") == yaml.safe_load(yaml.safe_dump(self.told.study)):
             return
         kept = path.with_name(f"study-{time.strftime('%Y%m%d-%H%M%S')}.yaml")
-        path.rename(kept)
+        write_text(kept, path.read_text(encoding="utf-8"))  # the new one takes its place once it is written
         self._say(f"note: this study has changed since it was last asked for; {kept.name} is what it was")
 
     def _of_cell(self, cell: Cell) -> dict[str, Any]:
@@ -234,7 +251,7 @@ class Control:
 
     def _go_here(self, only: Collection[str] | None) -> int:
         assert isinstance(self.launcher, Local)
-        with self._alone(0) as alone:
+        with self._alone(PROBE_SECONDS) as alone:
             if not alone:
                 self._say(f"study {self.told.name} is being run by another process: nothing was started")
                 return COME_BACK

@@ -14,13 +14,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ablate.claim import read_status
+from ablate.claim import owner_of, read_status
 from ablate.files import read_object
 from ablate.sweep.launchers import Local
 from ablate.sweep.plan import Cell, state_of
 from ablate.sweep.worker import COME_BACK, PARENT
 
 POLL_SECONDS = 0.2
+CANCEL = "cancel"
+"""A claim in the folder of a study: while a process holds it no run is started, and those that run are asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def here() -> tuple[int, list[str]]:
 
 
 class Interrupted(Exception):
-    """A signal ended the pool; the runs have saved and stopped."""
+    """A signal, or `ablate cancel`, ended the pool; the runs have saved and stopped."""
 
 
 class Pool:
@@ -65,11 +67,13 @@ class Pool:
         self._asked: str | None = None
 
     def run(self, cells: Sequence[Cell], log_dir: Path, fail_fast: bool) -> None:
-        """Returns when all have ended, however they did; raises Interrupted after a signal, once the runs have saved."""
+        """Returns when all have ended, however they did; raises Interrupted after a signal or a cancel, once the runs have saved."""
         waiting, total, ended = list(cells), len(cells), 0
         log_dir.mkdir(parents=True, exist_ok=True)
         with self._signals():
             while self._busy or (waiting and not self._asked):
+                if not self._asked and owner_of(self._study_dir / CANCEL) is not None:
+                    self._ask(CANCEL, signal.SIGTERM)
                 while waiting and self._free and not self._asked:
                     self._start(waiting.pop(0), log_dir)
                 for process in [process for process in self._busy if process.poll() is not None]:
@@ -119,12 +123,15 @@ class Pool:
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        again = self._asked is not None
-        self._asked = signal.Signals(number).name
-        if not again:
-            self._say(f"{self._asked}: {len(self._busy)} runs save and stop; the same command goes on")
+        self._ask(signal.Signals(number).name, signal.SIGKILL if self._asked else signal.SIGTERM)
+
+    def _ask(self, who: str, number: signal.Signals) -> None:
+        """Nothing more is started, and what runs gets the signal."""
+        if not self._asked:
+            self._say(f"{who}: {len(self._busy)} runs save and stop; the same command goes on")
+        self._asked = who
         for process in self._busy:
-            process.send_signal(signal.SIGKILL if again else signal.SIGTERM)
+            process.send_signal(number)
 
 
 def outcome(cell: Cell) -> str:

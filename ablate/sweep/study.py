@@ -66,12 +66,15 @@ OF_ALL_RUNS = frozenset({"cache_dir", "threads", "progress", "checkpoint", "trac
 LADDER_AXES = (*ARCHITECTURE, "layers")
 """What an architecture chooses, in the order in which a ladder changes it: rules for layers last, which need what they set."""
 
+RUNS = "runs"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 
 def _named(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ValueError("must be usable as a file name: letters, digits, and . _ + - after the first, at most 100")
+    if name == RUNS:
+        raise ValueError(f"must be another than {RUNS}, which is where runs lie")
     return name
 
 
@@ -93,6 +96,13 @@ def _rising(values: list[float]) -> list[float]:
     if any(after <= before for before, after in pairwise(values)):
         raise ValueError("must rise from each to the next")
     return values
+
+
+def _apart(rates: list[float]) -> list[float]:
+    """A grid that grows does so by three digits."""
+    if any(after < 1.01 * before for before, after in pairwise(rates)):
+        raise ValueError("must lie apart by 1 % at least")
+    return rates
 
 
 def _not_one(values: list[float]) -> list[float]:
@@ -134,7 +144,7 @@ class Ladder(Section):
 class Tuning(Section):
     """Every arm takes the best of the same learning rates; a best one at the end of the grid adds up to `extend` points there."""
 
-    lr: Annotated[list[Positive], Field(min_length=3), AfterValidator(_rising)]
+    lr: Annotated[list[Positive], Field(min_length=3), AfterValidator(_rising), AfterValidator(_apart)]
     seeds: Seeds
     extend: Annotated[int, Field(ge=0, le=2)] = 2
 

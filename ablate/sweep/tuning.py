@@ -2,7 +2,8 @@
 
 The best rate is the one with the smallest mean over the tuning seeds of min(loss, cap); a run that failed counts as the cap, the loss of
 a model that has learned token frequencies alone. A best rate at an end of the grid is no optimum that was seen: the grid grows there by the
-ratio of its last two points, up to `extend` points, and after that the arm counts as not tuned.
+ratio of its last two points, up to `extend` points, and after that the arm counts as not tuned. Where all rates are alike, as when every
+run failed, the middle one is taken: its runs show whether the arm fails.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def tune(grid: Sequence[float], extend: int, losses: Mapping[float, Sequence[flo
         means = [_mean(losses.get(rate, ())) for rate in rates]
         if any(mean is None for mean in means):
             return Tuned(tuple(rates), None, None)
+        if len(set(means)) == 1:  # all failed, say: nothing tells where a better one lies
+            return Tuned(tuple(rates), rates[len(rates) // 2], None)
         best = min(range(len(rates)), key=lambda i: (means[i], rates[i]))
         edge = edge_of(best, len(rates))
         if edge is None or len(rates) - len(grid) >= extend:

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from ablate.claim import owner_of, read_status
+from ablate.claim import Claim, Owned, owner_of, read_status
 from ablate.errors import ConfigError, did_you_mean
 from ablate.files import find_study, metric_rows, read_object
 from ablate.sweep import slurm
-from ablate.sweep.board import Board, Entry, read_board
+from ablate.sweep.board import Board, Entry, is_at_work, is_controlled, read_board
 from ablate.sweep.control import Control, opened
 from ablate.sweep.errors import class_of, last_words, logs_of
-from ablate.sweep.launchers import Slurm
+from ablate.sweep.launchers import Local, Slurm
+from ablate.sweep.local import CANCEL, POLL_SECONDS
 from ablate.sweep.plan import ENDED
 from ablate.sweep.show import shown_state, sum_of_states
 from ablate.train.launch import plain_console
@@ -50,7 +51,7 @@ def _parser(verb: str) -> _Parser:
 
 
 def status(argv: Sequence[str]) -> int:
-    """Prints the runs of a study; with --live again and again until nothing is left to do."""
+    """Prints the runs of a study; with --live again and again until nothing is left to do, or nobody does it."""
     parser = _parser("status")
     parser.add_argument("--live", action="store_true", help=f"again every {LIVE_SECONDS:.0f} seconds")
     parser.add_argument("--all", action="store_true", help="runs that are done too, however many")
@@ -61,9 +62,11 @@ def status(argv: Sequence[str]) -> int:
         return 0
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
-            view, left = _view(read_board(study_dir), flags.all)
+            at_work = is_at_work(study_dir)  # before the look, so that the last one shows how all ended
+            board = read_board(study_dir)
+            view, left = _view(board, flags.all)
             live.update(view, refresh=True)
-            if not left:
+            if not left or not (at_work or isinstance(board.launcher, Slurm)):
                 return 0
             time.sleep(LIVE_SECONDS)
 
@@ -137,18 +140,16 @@ def _last_metrics(directory: Path) -> dict[str, Any]:
 def wait(argv: Sequence[str]) -> int:
     """Stays until every run of a study has ended; the exit code is 0 if all are done."""
     flags = _parser("wait").parse_args(argv)
+    while is_at_work(find_study(flags.name, flags.results_dir)):
+        time.sleep(LIVE_SECONDS)
     with _opened(flags) as control:
-        if isinstance(control.launcher, Slurm):
-            return control.wait()
-        while any(control.plan().states[cell.digest] == "running" for cell in control.plan().cells):
-            time.sleep(LIVE_SECONDS)
-        return control.report(control.plan())
+        return control.wait() if isinstance(control.launcher, Slurm) else control.report(control.plan())
 
 
 def logs(argv: Sequence[str]) -> int:
     """Prints the end of what a run has said: its own log, its error, and the screen of its last process."""
     parser = _parser("logs")
-    parser.add_argument("--lines", "-n", type=int, default=LOG_LINES)
+    parser.add_argument("--lines", "-n", type=_lines, default=LOG_LINES, help=f"of each ({LOG_LINES})")
     flags = parser.parse_args(argv)
     console = plain_console()
     directory = _run(flags.name, Path(flags.results_dir))
@@ -159,6 +160,12 @@ def logs(argv: Sequence[str]) -> int:
             console.print(f"== {path}")
             console.print("\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-flags.lines :]))
     return 0
+
+
+def _lines(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return int(text)
 
 
 def _run(name: str, results_dir: Path) -> Path:
@@ -181,14 +188,40 @@ def cancel(argv: Sequence[str]) -> int:
     board = read_board(find_study(flags.name, flags.results_dir))
     queued = slurm.queue(board.study_dir) if isinstance(board.launcher, Slurm) else {}
     slurm.cancel(list(queued.values()))
-    stopped = 0
-    for entry in board.entries:
-        owner = owner_of(entry.directory / "claim")
-        if owner is not None and entry.digest not in queued and owner.get("host") == os.uname().nodename:
-            os.kill(int(owner["pid"]), signal.SIGTERM)
-            stopped += 1
-    plain_console().print(f"{len(queued)} jobs cancelled, {stopped} runs on this machine asked to stop")
+    pool = isinstance(board.launcher, Local) and is_controlled(board.study_dir)
+    with _no_more_starts(board.study_dir) if pool else nullcontext():
+        stopped = _stop([entry for entry in board.entries if entry.digest not in queued])
+        who = " and so is the process that starts them, which ends when they have" if pool else ""
+        plain_console().print(f"{len(queued)} jobs cancelled, {stopped} runs on this machine asked to stop{who}")
+        while pool and is_controlled(board.study_dir):
+            time.sleep(POLL_SECONDS)
     return 0
+
+
+@contextmanager
+def _no_more_starts(study_dir: Path) -> Iterator[None]:
+    """Holds what the pool of the study looks for, wherever it is. A claim: one that a killed process left stops nobody later."""
+    try:
+        claim = Claim.take(study_dir / CANCEL)
+    except Owned:  # the same verb at the same time
+        yield
+        return
+    try:
+        yield
+    finally:
+        claim.release()
+
+
+def _stop(entries: Sequence[Entry]) -> int:
+    """Asks what runs on this machine to save and stop; gives how many do."""
+    stopped = 0
+    for entry in entries:
+        owner = owner_of(entry.directory / "claim")
+        if owner is not None and owner.get("host") == os.uname().nodename:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(int(owner["pid"]), signal.SIGTERM)
+                stopped += 1
+    return stopped
 
 
 def retry(argv: Sequence[str]) -> int:
@@ -213,5 +246,5 @@ def retry(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _opened(flags: argparse.Namespace) -> Iterator[Control]:
-    with opened(find_study(flags.name, flags.results_dir)) as control:
+    with opened(read_board(find_study(flags.name, flags.results_dir)).study_dir) as control:
         yield control

@@ -50,6 +50,8 @@ def launch(cfg: Config, overrides: list[str], config_dir: str | None = None, dir
     identity = canonical(cfg, data.content_hash)
     if directory is not None and run_hash(identity) != directory.name.rpartition("-")[2]:
         raise ConfigError.at("data", f"has changed since {directory.name} was planned: the same command plans anew")
+    if directory is not None and read_status(directory).get("state") == "lost":  # a study needs its result; a person is told
+        cfg = cfg.model_copy(update={"rerun": True})
     shipped = None if directory else compose([f"arch={cfg.arch}"], config_dir=config_dir)
     place = directory if shipped is None else run_directory(cfg, identity, shipped)
     assert place is not None
@@ -163,6 +165,9 @@ def ended(directory: Path, console: Console, extend: str) -> int | None:
             verb = f"python -m ablate extrapolate {shlex.quote(str(directory))} --extend {extend}"
             console.print(f"eval.extend={extend} was not asked for when it was trained: {verb}")
         return SUCCESS
+    if status.get("state") == "lost":
+        console.print(f"done before: {directory}\nits summary.json is broken: rerun=true does it again")
+        return FAILURE
     if status.get("state") == "failed":
         console.print(
             f"failed before: {directory}\n{status.get('reason')}: {status.get('detail')}  (a result, not a crash; rerun=true does it again)"

@@ -9,7 +9,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from ablate.errors import ConfigError, NotNow
+from ablate.errors import ConfigError, NotNow, told
 
 
 class AblateSweeper(Sweeper):
@@ -46,3 +46,8 @@ class AblateSweeper(Sweeper):
         except NotNow as error:
             print(f"ablate: {error}", file=sys.stderr)
             sys.exit(75)
+        except OSError as error:
+            if (said := told(error)) is None:
+                raise
+            print(f"ablate: {said}", file=sys.stderr)
+            sys.exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -144,7 +145,7 @@ def test_one_block_is_a_screen_and_no_block_says_nothing(tmp_path: Path) -> None
 def test_one_arm_is_a_page_without_verdicts(tmp_path: Path) -> None:
     analysis = study(tmp_path, {"baseline": losses(2.0)})
     assert analysis.arms == []
-    assert analysis.answer.startswith("Nothing")
+    assert analysis.answer == "There is one arm, baseline: nothing to compare it with."
 
 
 def test_a_study_of_several_looks_tests_each_at_its_share_and_reads_no_block_between_them(tmp_path: Path) -> None:
@@ -278,3 +279,56 @@ def test_an_arm_left_open_by_too_few_blocks_is_said_to_be(tmp_path: Path) -> Non
     assert "not within" in few[0]
     enough = study(tmp_path / "b", found, margin={"nats": 1.0})
     assert not any("blocks are few" in banner.text for banner in enough.banners)
+
+
+def edit(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_run_that_lost_its_result_is_missing_and_nothing_is_final(tmp_path: Path) -> None:
+    folder = made.study(tmp_path, {"baseline": losses(2.0, blocks=4), "layernorm": losses(2.0, shift=0.05, seed=1, blocks=4)})
+    lost = next(path for path in (folder.parent / "runs").iterdir() if "layernorm" in path.name)
+    (lost / "summary.json").write_text("")
+    analysis = analyse(load_study("made", tmp_path / "results"))
+    assert "1 of 8 runs have no result" in reds(analysis)
+    assert "(lost)" in reds(analysis)
+    assert analysis.answer.startswith("So far: ")
+
+
+def test_arms_of_several_sizes_are_told_from_the_baseline_of_their_own(tmp_path: Path) -> None:
+    found = {"a+nano": losses(2.0), "b+nano": losses(1.9, seed=1), "a+tiny": losses(1.6), "b+tiny": losses(1.7, seed=2)}
+    overrides = {name: [f"norm={'rmsnorm' if name[0] == 'a' else 'dyt'}", f"model.width={96 if 'nano' in name else 128}"] for name in found}
+    levels = {name: dict(word.split("=") for word in words) for name, words in overrides.items()}
+    analysis = study(tmp_path, found, overrides=overrides, levels=levels, design="grid")
+    assert analysis.answer == "Better than the baseline of its size: b+nano; worse than the baseline of its size: b+tiny."
+    assert "against a+tiny" in arm(analysis, "b+tiny").sentence
+
+
+def test_an_arm_without_a_baseline_of_its_size_is_not_comparable_and_no_baseline(tmp_path: Path) -> None:
+    found = {"a": losses(2.0), "b": losses(1.6, seed=1)}
+    levels = {"a": {"norm": "rmsnorm", "model.width": "96"}, "b": {"norm": "dyt", "model.width": "128"}}
+    analysis = study(tmp_path, found, levels=levels, design="grid")
+    assert word(analysis, "b") == "NOT COMPARABLE"
+    assert "there is no baseline of its size (model.width=128)" in arm(analysis, "b").sentence
+    assert not arm(analysis, "b").is_baseline
+
+
+def test_two_vocabularies_are_compared_by_bytes_with_the_margin_in_bytes_too(tmp_path: Path) -> None:
+    overrides = {f"v{size}": ["tokenizer.kind=bpe", f"tokenizer.vocab_size={size}"] for size in (512, 1024)}
+    folder = made.study(tmp_path, {"v512": losses(2.0), "v1024": losses(2.3, seed=1)}, overrides=overrides, margin={"nats": 0.01})
+    for run in (folder.parent / "runs").iterdir():
+        large = "1024" in run.name
+        loss = json.loads((run / "summary.json").read_text())["eval_loss"]
+        edit(run / "summary.json", bits_per_byte=loss * (0.4 if large else 0.5) / math.log(2))
+        edit(run / "identity.json", data=("e" if large else "d") * 64)
+    analysis = analyse(load_study("made", tmp_path / "results"))
+    assert analysis.metric == "nats per byte"
+    assert word(analysis, "v1024") == "BETTER"  # 0.92 against 1 nats per byte, though 2.3 against 2 per token
+    assert analysis.margin.nats == pytest.approx(0.005)
+    assert not reds(analysis)
+
+
+def test_arms_are_not_called_unstable_for_runs_of_the_baseline_that_failed(tmp_path: Path) -> None:
+    analysis = study(tmp_path, {"baseline": {**losses(2.0), 1: "nan"}, "layernorm": losses(2.0, seed=1)})
+    assert word(analysis, "layernorm") == "UNSTABLE"
+    assert analysis.answer == "Open, since runs of baseline (norm=rmsnorm) failed: layernorm."

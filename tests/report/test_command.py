@@ -52,7 +52,12 @@ def test_runs_are_reported_into_a_folder_of_choice(here: Path, capsys: pytest.Ca
         (["report", "mad"], "did you mean 'made'?"),
         (["report"], "the following arguments are required"),
         (["report", "made", "--baseline", "layrnorm"], "did you mean 'layernorm'?"),
-        (["report", "made", "--margin", "small"], "invalid float value"),
+        *(
+            (["report", "made", "--margin", word], "must be a number of nats above 0")
+            for word in ("small", "0", "-1", "nan", "inf", "1e300")
+        ),
+        (["report", "made", "--out", "results/made/study.yaml"], "is no folder that can be written into"),
+        (["compare", "made", "mad"], "is no run, and no folder of runs"),
         (["compare", "made"], "the following arguments are required"),
         (["compare", "made", "results/runs"], "compare two runs, or two studies"),
         (["compare", "results/runs", "results/runs"], "stands for 8 runs: name one of them"),
@@ -62,6 +67,34 @@ def test_what_is_typed_wrongly_is_one_message(words: list[str], hint: str, here:
     made.study(here, LOSSES, steps=8)
     assert typed(*words) == 2
     assert hint in capsys.readouterr().err
+
+
+def test_a_study_that_still_tunes_is_reported_as_far_as_it_is(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuning = {arm: {1e-3: [2.2, 2.2], 2e-3: ["running", 2.1], 4e-3: [2.3, 2.3]} for arm in ("baseline", "layernorm")}
+    made.study(here, {"baseline": {}, "layernorm": {}}, tuning=tuning, blocks=[0, 1], rates={"baseline": 2e-3, "layernorm": 2e-3}, steps=8)
+    assert typed("report", "made") == 0
+    assert "Nothing can be said yet" in capsys.readouterr().out
+
+
+def test_figures_of_an_earlier_report_go_and_other_files_stay(here: Path) -> None:
+    folder = made.study(here, LOSSES, steps=8)
+    (folder / "figures").mkdir()
+    for name in ("learning-rates.png", "interaction-a-b.svg", "mine.png"):
+        (folder / "figures" / name).write_text("old")
+    assert typed("report", "made") == 0
+    left = {path.name for path in (folder / "figures").iterdir()}
+    assert "forest.png" in left
+    assert "mine.png" in left
+    assert not left & {"learning-rates.png", "interaction-a-b.svg"}
+
+
+def test_runs_of_two_sizes_are_compared_where_the_two_were_asked_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = {"shallow": ["model.depth=2"], "deep": ["model.depth=4"]}
+    made.study(here, {"shallow": LOSSES["baseline"], "deep": LOSSES["layernorm"]}, overrides=overrides, steps=8)
+    names = sorted(path.name for path in Path("results/runs").iterdir())
+    pair = [next(name for name in names if f"depth={depth}" in name) for depth in (2, 4)]
+    assert typed("compare", *pair) == 0
+    assert "model.depth=4: WORSE" in capsys.readouterr().out
 
 
 def test_two_runs_are_compared_by_all_runs_of_their_arms(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,7 +227,7 @@ def test_a_study_is_found_by_name_and_by_path_and_another_arm_can_be_its_baselin
     assert load(["made"], study.parent).meta == load([str(study)]).meta == load_study(study).meta
     changed = load(["made"], study.parent, baseline="layernorm").meta
     assert changed.baseline == "layernorm"
-    assert "planned against baseline" in changed.notes[-1]
+    assert "planned against baseline" in changed.deviations[-1]
     assert "did you mean 'layernorm'" in message(lambda: load(["made"], study.parent, baseline="layrnorm"))
 
 

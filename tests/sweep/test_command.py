@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ import yaml
 
 from ablate.cli import main
 from ablate.config import parse
-from ablate.files import read_yaml
+from ablate.files import read_yaml, write_text
 from ablate.sweep import control
 from ablate.sweep.composer import Composer
 from ablate.sweep.plan import Cell
@@ -95,6 +97,9 @@ WRONG = {
     "-m norm=rmsnorm,layernorm norm=dyt": ["norm", "chosen twice"],
     "-m norm=rmsnorm,layernorm rerun=true": ["rerun", "single run", "retry"],
     "-m norm=rmsnorm,layernorm results_dir=a,b": ["results_dir", "one value"],
+    "-m norm=rmsnorm,layernorm results_dir=null": ["results_dir", "must be a text", "'null'"],
+    "-m norm=rmsnorm,layernorm 'results_dir=[a]'": ["results_dir", "must be a text", "'[a]'"],
+    "-m norm=rmsnorm,layernorm study=runs": ["name", "where runs lie"],
     "-m norm=rmsnorm,layernorm tracker=none,wandb": ["tracker", "one value"],
     "-m norm=rmsnorm,layernorm seed=-1,0": ["seed", "at least 0"],
     "-m norm=rmsnorm,layernorm seed=a,b": ["seed", "whole numbers"],
@@ -170,6 +175,55 @@ def test_arms_of_a_study_file_that_cannot_be_had_come_at_once(capsys: pytest.Cap
 
 
 # --- what is typed rightly
+
+
+@pytest.mark.parametrize(
+    ("typed", "folder"),
+    [('"my results"', "my results"), ("my\\ results", "my results"), ('"größe"', "größe"), ("${oc.env:ABLATE_PLACE}/x", "there/x")],
+)
+def test_where_results_go_is_read_as_hydra_reads_it(typed: str, folder: str, short: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABLATE_PLACE", "there")
+    Path("it's here").mkdir()
+    monkeypatch.chdir("it's here")
+    own = [word for word in short if not word.startswith("results_dir=")]
+    assert ablate("-m", "norm=rmsnorm,layernorm", *own, f"results_dir={typed}", "study=a") == 0
+    assert {path.name for path in Path(folder).iterdir()} >= {"a", "runs"}
+
+
+def test_a_results_folder_that_is_a_file_is_one_message(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken").write_text("")
+    own = [word for word in short if not word.startswith("results_dir=")]
+    assert ablate("-m", "norm=rmsnorm,layernorm", *own, "results_dir=taken", "study=a") == 1
+    assert capsys.readouterr().err.strip().endswith("taken/a: not a directory")
+
+
+def test_a_run_whose_result_is_lost_is_trained_again(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-m", "norm=rmsnorm,layernorm", *short, "study=a"]
+    assert ablate(*words) == 0
+    lost = next(iter(Path("results", "runs").glob("*layernorm*")))
+    (lost / "summary.json").write_text('{"eval')
+    Pool.given.clear()
+    assert ablate("status", "a") == 0
+    assert "1 lost" in capsys.readouterr().out
+    shutil.rmtree(lost)  # this pool makes the folder itself
+    lost.mkdir()
+    lost.rmdir()
+    assert ablate(*words) == 0
+    assert Pool.given == [["layernorm"]]
+
+
+def test_a_study_that_cannot_be_written_anew_keeps_what_it_was(short: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ablate("-m", "norm=rmsnorm,layernorm", *short, "study=a") == 0
+    before = Path("results/a/study.yaml").read_text()
+
+    def full(path: Path, text: str) -> None:
+        if path.name == "study.yaml":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_text(path, text)
+
+    monkeypatch.setattr(control, "write_text", full)
+    assert ablate("-m", "norm=rmsnorm,layernorm,dyt", *short, "study=a") == 1
+    assert Path("results/a/study.yaml").read_text() == before
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +329,7 @@ def test_a_study_of_two_stages_goes_through_both(short: list[str], capsys: pytes
     assert list(map(len, Pool.given)) == [6, 4]
     plan = plan_of("mine")
     assert [cell["stage"] for cell in plan["cells"]] == ["tune"] * 6 + ["confirm"] * 4
-    assert plan["tuned"]["layer"]["best"] == 1e-3
+    assert plan["tuned"]["layer"]["best"] == 2e-3  # all are alike
     assert ablate("sweep=mine.yaml", "seed=0,1,2", "study=longer", *fixed) == 0
     assert list(map(len, Pool.given)) == [6, 4, 2]
     assert len(plan_of("longer")["cells"]) - len(plan_of("mine")["cells"]) == 2

@@ -9,14 +9,16 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from ablate.claim import owner_of
+from ablate.claim import Claim, owner_of
 from ablate.files import read_metrics
+from ablate.sweep.board import is_controlled
 from ablate.sweep.launchers import Local
-from ablate.sweep.local import Slot, slots
+from ablate.sweep.local import CANCEL, Interrupted, Pool, Slot, slots
+from ablate.sweep.plan import Cell
 from ablate.sweep.worker import LONGEST_DELAY_SECONDS, _spread_starts
 from ablate.trackers.variants import DELAY
 from tests.command import Command
@@ -89,6 +91,16 @@ def test_trackers_of_many_runs_start_apart(runs: int, longest: float, tmp_path: 
     monkeypatch.delenv(DELAY)
     assert 0 <= min(delays) <= max(delays) <= longest + 0.05
     assert len(set(delays)) > 1
+
+
+def test_a_pool_of_a_cancelled_study_starts_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    pool, cells = Pool(tmp_path, tmp_path, [Slot(1, None)], said.append), [cast(Cell, None)]
+    claim = Claim.take(tmp_path / CANCEL)
+    with pytest.raises(Interrupted, match="cancel"):
+        pool.run(cells, tmp_path / "batch", fail_fast=False)
+    claim.release()
+    assert said == ["cancel: 0 runs save and stop; the same command goes on"]
 
 
 # --- real processes
@@ -222,9 +234,26 @@ def test_runs_end_by_themselves_when_their_controller_is_killed_and_a_second_con
 
 
 @pytest.mark.slow
-def test_cancel_stops_what_runs(sweep: Sweep) -> None:
-    process = sweep.start(*sweep.grid("seed=0,1", f"train.tokens={LONG * 256}", "hydra.launcher.workers=2"))
+def test_cancel_stops_what_runs_and_nothing_is_started_in_its_place(sweep: Sweep) -> None:
+    command = [*sweep.norms("waiting"), "norm=waiting", *sweep.grid("seed=0,1,2", "hydra.launcher.workers=2")]
+    (sweep.folder / "wait").touch()
+    process = sweep.start(*command)
     sweep.wait_for_two()
     assert "2 runs on this machine asked to stop" in sweep.start("cancel", "mine").end()
-    process.end(1)
-    assert set(sweep.states().values()) == {"stopped"}
+    assert "cancel: 2 runs save and stop; the same command goes on" in process.end(130)
+    assert sweep.states() == {"baseline-0": "stopped", "baseline-1": "stopped"}
+    (sweep.folder / "wait").unlink()
+    assert "3 of 3 runs are done" in sweep.start(*command).end()
+
+
+@pytest.mark.slow
+def test_before_a_run_trains_cancel_finds_the_study_and_wait_stays(sweep: Sweep) -> None:
+    command = sweep.grid("seed=0,1", "hydra.launcher.workers=1")
+    process = sweep.start(*command)
+    sweep.wait((sweep.folder / "results/mine/plan.json").exists)
+    sweep.start("cancel", "mine").end()
+    assert "the same command goes on" in process.end(130)
+    process = sweep.start(*command)
+    sweep.wait(lambda: is_controlled(sweep.folder / "results/mine"))
+    assert "2 of 2 runs are done" in sweep.start("wait", "mine").end()
+    process.end()

@@ -47,17 +47,19 @@ def write(cell: Cell, state: str, loss: float | None = None) -> None:
     """The directory of a run that has ended so."""
     cell.directory.mkdir(parents=True, exist_ok=True)
     (cell.directory / "status.json").write_text(json.dumps({"state": state}))
-    if loss is not None:
-        (cell.directory / "summary.json").write_text(json.dumps({"eval_loss": loss, "seconds": 1.0}))
+    if loss is not None or state == "done":
+        (cell.directory / "summary.json").write_text(json.dumps({"eval_loss": 2.0 if loss is None else loss, "seconds": 1.0}))
 
 
-@pytest.mark.parametrize("state", ["done", "failed", "stopped", "crashed", "interrupted", "running", "new"])
+@pytest.mark.parametrize("state", ["done", "failed", "stopped", "crashed", "interrupted", "running", "lost", "new"])
 def test_state_of_a_run_is_what_its_directory_says(planner_of: MakePlanner, state: str) -> None:
     planner = layer(planner_of)
     cell = planner.plan().cells[0]
     claim = None
     if state != "new":
-        write(cell, "running" if state == "interrupted" else state)
+        write(cell, {"interrupted": "running", "lost": "done"}.get(state, state))
+    if state == "lost":
+        (cell.directory / "summary.json").write_text('{"eval_lo')
     if state == "running":
         claim = Claim.take(cell.directory / "claim")
     try:
@@ -240,7 +242,7 @@ def test_a_failed_run_counts_as_a_model_that_has_learned_nothing_and_no_more(pla
     end_tuning(planner.plan(), "layer", {1e-3: cap + 9, 2e-3: None, 4e-3: cap + 1})
     plan = planner.plan()
     assert plan.tuned["baseline"].best == 4e-3
-    assert plan.tuned["layer"].best == 1e-3  # all are the cap, and of equals the smallest is taken
+    assert plan.tuned["layer"].best == 2e-3  # all are the cap, which tells nothing: the middle one
 
 
 def test_runs_of_both_stages_differ(planner_of: MakePlanner) -> None:

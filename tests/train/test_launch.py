@@ -46,6 +46,20 @@ def results(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
 
+def test_a_run_whose_result_cannot_be_read_is_told_and_done_again_on_request(
+    short: list[str], results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(short) == 0
+    directory = only_run(results)
+    whole = read_json(directory / "summary.json")
+    (directory / "summary.json").write_text('{"eval_lo')
+    assert read_status(directory)["state"] == "lost"
+    assert main(short) == 1
+    assert "its summary.json is broken: rerun=true does it again" in capsys.readouterr().out
+    assert main([*short, "rerun=true"]) == 0
+    assert read_json(directory / "summary.json")["eval_loss"] == whole["eval_loss"]
+
+
 def test_a_run_leaves_a_whole_directory(short: list[str], results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["+norm=layernorm", *short]) == 0
     directory = only_run(results)

@@ -11,7 +11,7 @@ from ablate.report.analysis.method import method_of
 from ablate.report.analysis.shapes import Analysis, ArmResult
 from ablate.report.analysis.table import table_of
 from ablate.report.analysis.whole import effects_of, ladder_of, noise_of, pair_noise, scale_of
-from ablate.report.analysis.words import answer, named, with_sentence
+from ablate.report.analysis.words import OF_ITS_SIZE, answer, named, with_sentence
 from ablate.report.load import Loaded
 from ablate.report.statistics import family
 
@@ -24,14 +24,17 @@ def analyse(loaded: Loaded, margin: float | None = None) -> Analysis:
         raise ConfigError.at(loaded.meta.name, "has no runs yet: there is nothing to report")
     blocks, stage, alpha = look_of(loaded)
     table = table_of(loaded, blocks)
-    worth = worth_of(table)
+    worth, several = worth_of(table), len(table.baselines) > 1
     without = judged(table, None, alpha)
     first = [arm_result(table, meta, without, worth, None) for meta in loaded.meta.arms]
     noise = pair_noise(first)
     known_margin = margin_of(table, worth, margin, noise[0] if noise else None)
     known = judged(table, known_margin.nats, alpha)
     arms = [
-        with_sentence(arm_result(table, meta, known, worth, known_margin.nats), known_margin, table.metric) for meta in loaded.meta.arms
+        with_sentence(
+            arm_result(table, meta, known, worth, known_margin.nats), table.metric, alpha, table.baseline_of(meta.name) if several else ""
+        )
+        for meta in loaded.meta.arms
     ]
     baseline = next(arm for arm in arms if arm.name == loaded.meta.baseline)
     others = sorted((arm for arm in arms if arm is not baseline), key=_effect)
@@ -43,7 +46,7 @@ def analyse(loaded: Loaded, margin: float | None = None) -> Analysis:
     return Analysis(
         study=loaded.meta.name,
         question=loaded.meta.question,
-        answer=answer(others, named(baseline, loaded.meta.reference), final),
+        answer=answer(others, OF_ITS_SIZE if several else named(baseline, loaded.meta.reference), final),
         metric=table.metric,
         baseline=baseline,
         arms=others,
@@ -56,7 +59,7 @@ def analyse(loaded: Loaded, margin: float | None = None) -> Analysis:
         ladder=ladder_of(table),
         scale=scale_of(table, arms),
         identity=identity_of(table, arms, known_margin, baseline),
-        method=method_of(loaded.meta, known_margin, alpha, table.metric),
+        method=method_of(loaded.meta, known_margin, alpha, table.metric, blocks or len(loaded.meta.blocks)),
         missing=missing(table),
     )
 

@@ -80,7 +80,17 @@ def unmatched(table: Table, arms: list[str]) -> dict[str, str]:
         theirs = tokens[table.baseline_of(arm)]
         if tokens[arm] and theirs and tokens[arm] != theirs:
             found[arm] = f"trained on {_several(tokens[arm])} tokens, the baseline on {_several(theirs)}"
+        if other_data(table.of(arm), table.of(table.baseline_of(arm))):
+            found[arm] = "trained on other data than the baseline"
+        if arm in table.alone:
+            found[arm] = f"there is no baseline of its size ({table.alone[arm] or 'as shipped'})"
     return found
+
+
+def other_data(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
+    """Whether two arms that cut text alike were trained on different tokens."""
+    (data, cut), (their_data, their_cut) = (({*rows["data"].dropna()}, {*rows["tokenizer"].dropna()}) for rows in (ours, theirs))
+    return bool(data and their_data) and cut == their_cut and data != their_data
 
 
 def _several(numbers: set[float]) -> str:

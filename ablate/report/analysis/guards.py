@@ -18,7 +18,7 @@ MOST_NAMED = 6
 def banners(table: Table, arms: list[ArmResult], families: list[Family], margin: Margin, stage: str, noise: Noise) -> list[Banner]:
     """Red: no conclusion before that is mended. Amber: a conclusion, with that in mind."""
     found = [*_tuning(arms), *_matching(table, arms), *_again(table, arms), *_mixed(table), *_missing(table), *_failures(arms)]
-    found += [Banner("amber", f"margin: {margin.told}")] if margin.nats is None and len(arms) > 1 else []
+    found += [Banner("amber", f"margin: {margin.told}")] if len(arms) > 1 and (margin.nats is None or margin.given) else []
     found += _power(arms, margin, noise)
     found += [Banner("amber", stage)] if stage != "final" else []
     found += [
@@ -27,7 +27,8 @@ def banners(table: Table, arms: list[ArmResult], families: list[Family], margin:
         if any(contrast.method == "pooled blocks" for contrast in family.contrasts.values())
         for arm, reason in family.left_pool.items()
     ]
-    found += [Banner("amber", text) for text in table.loaded.meta.deviations]
+    meta = table.loaded.meta
+    found += [Banner("amber", text) for text in (*meta.deviations, *(() if meta.source == "study" else meta.notes))]
     return sorted(found, key=lambda banner: banner.severity != "red")
 
 
@@ -83,10 +84,11 @@ def _again(table: Table, arms: list[ArmResult]) -> Iterator[Banner]:
 def _mixed(table: Table) -> Iterator[Banner]:
     """What all runs that are compared must share."""
     rows = table.rows[table.rows["state"] == "done"]
+    rows = rows.assign(data=_data(rows))
     for column, noun, severity in (
         ("commit", "commits of this code", "red"),
         ("data", "data", "red"),
-        ("tokenizer", "tokenizers; the loss is nats per byte", "amber"),
+        ("tokenizer", "tokenizers; the loss is nats per byte, and whether their text is the same is not told by their data", "amber"),
         ("dtype", "number formats", "amber"),
         ("device", "devices, so their runs' speeds cannot be compared", "amber"),
         ("compiled", "ways to run the model (eager and compiled), so their runs' speeds cannot be compared", "amber"),
@@ -104,6 +106,12 @@ def _mixed(table: Table) -> Iterator[Banner]:
         yield Banner("amber", f"{int(dirty.str.endswith('-dirty').sum())} runs were trained with changes that are in no commit")
 
 
+def _data(rows: pd.DataFrame) -> pd.Series:
+    """The hash is of tokens: where each way to cut text has one, all may be of the same text."""
+    one_each = (rows.groupby("tokenizer")["data"].nunique() <= 1).all() and rows["tokenizer"].nunique() > 1
+    return pd.Series(None, index=rows.index, dtype=object) if one_each else rows["data"]
+
+
 def _short(column: str, value: Any) -> str:
     return str(value)[:12] if column == "data" else str(value)
 
@@ -118,10 +126,11 @@ def _missing(table: Table) -> Iterator[Banner]:
 
 
 def missing(table: Table) -> list[str]:
-    """Runs that the study has asked for and that have not ended."""
+    """Runs that the study has asked for and that have not ended, or have lost their result."""
     runs = table.loaded.runs
-    open_runs = runs[~runs["state"].isin(["done", "failed"])]
-    return [f"{row.run} ({row.state})" for row in open_runs.itertuples()]
+    lost = (runs["state"] == "done") & (runs["outcome"] == "incomplete")
+    open_runs = runs[~runs["state"].isin(["done", "failed"]) | lost]
+    return [f"{row.run} ({'lost' if row.state == 'done' else row.state})" for row in open_runs.itertuples()]
 
 
 def _failures(arms: list[ArmResult]) -> Iterator[Banner]:

@@ -25,7 +25,7 @@ def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: A
     hours = runs.drop_duplicates("run")["seconds"].sum(min_count=1) / 3600
     tokens = rows["tokens"][(rows["state"] == "done") & (rows["outcome"] == "ok")]
     strip = [
-        ("baseline", named(baseline, meta.reference).removeprefix("baseline (").removesuffix(")")),
+        ("baseline", _baseline(named(baseline, meta.reference))),
         ("budget", f"{_values(tokens)} tokens a run" if tokens.notna().any() else ""),
         ("blocks", str(len({block for arm in arms for block in arm.outcomes}))),
         ("learning rates", rates),
@@ -46,6 +46,11 @@ def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: A
         ("tuning seeds", ", ".join(map(str, meta.tuning_seeds)) or "none"),
     ]
     return Identity([(name, value) for name, value in strip if value], [(name, value) for name, value in reproduce if value])
+
+
+def _baseline(name: str) -> str:
+    """The word is its label already."""
+    return name.removeprefix("baseline (").removesuffix(")") if name.startswith("baseline (") else name
 
 
 def _settings(flat: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -43,10 +43,19 @@ def margin_of(table: Table, worth: Worth, given: float | None, pair_sd: float | 
     meta = table.loaded.meta
     share = None if given is not None or meta.margin_nats is not None else meta.margin_tokens
     nats = given if given is not None else meta.margin_nats
-    told = "given when the report was written" if given is not None else "as the study states it"
+    stated = (
+        f"±{meta.margin_nats:g} nats"
+        if meta.margin_nats is not None
+        else f"{meta.margin_tokens:.0%} of the tokens"
+        if meta.margin_tokens
+        else "none"
+    )
+    told = f"given when the report was written; the study states {stated}" if given is not None else "as the study states it"
     if share is not None and worth.slope is not None:
         nats = margin_from_tokens(share, worth.slope)
         told = f"what {share:.0%} of the training tokens are worth to the baseline, {worth.slope:.3f} nats per e-fold of tokens"
+    elif share is not None and len(worth.points) > 1:
+        told = f"{share:.0%} of the training tokens, which are worth nothing here: the baseline's loss did not fall with more of them"
     elif share is not None:
         told = (
             f"{share:.0%} of the training tokens, which are not known in nats: the study has no budgets that have ended; "
@@ -54,8 +63,18 @@ def margin_of(table: Table, worth: Worth, given: float | None, pair_sd: float | 
         )
     elif nats is None:
         told = "none was stated; without it no arm can be called EQUIVALENT (--margin NATS states one)"
+    if nats is not None and table.metric == "nats per byte":
+        nats *= tokens_per_byte(table)
+        told += f"; {nats:.4f} nats per byte, as the baseline cuts text"
     deviations = nats / pair_sd if nats is not None and pair_sd else None
-    return Margin(nats, share if share is not None else _in_tokens(nats, worth.slope), deviations, told, worth.slope)
+    return Margin(nats, share if share is not None else _in_tokens(nats, worth.slope), deviations, told, worth.slope, given is not None)
+
+
+def tokens_per_byte(table: Table) -> float:
+    """Of the baseline, from its losses in both."""
+    rows = table.of(table.loaded.meta.baseline)
+    fine = rows[(rows["state"] == "done") & (rows["loss"] > 0)]
+    return float((fine["metric"] / fine["loss"]).mean()) if len(fine) else 1.0
 
 
 def _in_tokens(nats: float | None, slope: float | None) -> float | None:

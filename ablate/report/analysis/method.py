@@ -6,9 +6,8 @@ from ablate.report.analysis.shapes import Margin
 from ablate.report.load import StudyMeta
 
 
-def method_of(meta: StudyMeta, margin: Margin, alpha: float, metric: str) -> list[str]:
-    """Paragraphs of the section on method and limits."""
-    blocks = len(meta.blocks)
+def method_of(meta: StudyMeta, margin: Margin, alpha: float, metric: str, blocks: int) -> list[str]:
+    """Paragraphs of the section on method and limits; `blocks`: how many are judged."""
     tuned = (
         f"Each arm was tuned on the same learning rates ({', '.join(f'{rate:g}' for rate in meta.tuning_rates)}; an optimum at an end adds "
         f"points) with the seeds {', '.join(map(str, meta.tuning_seeds))}, and judged on fresh seeds at its own best rate."

@@ -71,6 +71,7 @@ class Margin:
     deviations: float | None  # in deviations of a pair
     told: str  # how it came about, in one clause
     slope: float | None  # |dL/dln D|
+    given: bool = False  # in place of the study's
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from ablate.report.load import ArmMeta, Loaded
 FAILED = ("nan", "diverged", "collapsed")
 """Outcomes without a loss that may be averaged."""
 
-SIZES = ("scale", "model", "train", "data", "tokenizer", "eval")
+SIZES = ("scale", "model", "train", "data", "eval")
 """What two arms must share to be compared: the other axes are what is compared."""
 
 
@@ -29,6 +30,7 @@ class Table:
     strata: dict[str, str]  # arm -> stratum, "" where sizes are no axis
     baselines: dict[str, str]  # stratum -> arm
     by_arm: dict[str, pd.DataFrame]
+    alone: dict[str, str]  # arm that has no baseline of its size -> that size; it stands with the others, and is not compared
 
     def baseline_of(self, arm: str) -> str:
         return self.baselines[self.strata[arm]]
@@ -62,9 +64,11 @@ def table_of(loaded: Loaded, blocks: int | None = None) -> Table:
         rows = rows[rows["block"].isin(loaded.meta.blocks[:blocks])]
     rows = rows.drop_duplicates(["arm", "block"], keep="last")
     rows["metric"], metric = _metric(rows)
-    strata = {arm.name: _stratum(arm) for arm in loaded.meta.arms}
+    strata = _strata(loaded.meta.arms)
+    baselines, alone = _baselines(loaded, strata)
+    strata |= dict.fromkeys(alone, strata[loaded.meta.baseline])
     by_arm = {str(arm): own for arm, own in rows.groupby("arm")}
-    return Table(loaded, rows, metric, strata, _baselines(loaded, strata), by_arm)
+    return Table(loaded, rows, metric, strata, baselines, by_arm, alone)
 
 
 def _metric(rows: pd.DataFrame) -> tuple[pd.Series, str]:
@@ -81,28 +85,40 @@ def _metric(rows: pd.DataFrame) -> tuple[pd.Series, str]:
 
 
 def _is_size(axis: str) -> bool:
-    return axis.replace("/", ".").partition(".")[0] in SIZES
+    return _root(axis) in SIZES
 
 
-def _stratum(arm: ArmMeta) -> str:
-    return " ".join(f"{axis}={value}" for axis, value in sorted(arm.levels.items()) if _is_size(axis) and axis != "tokenizer")
+def _root(axis: str) -> str:
+    return axis.replace("/", ".").partition(".")[0]
 
 
-def _baselines(loaded: Loaded, strata: Mapping[str, str]) -> dict[str, str]:
-    """Of each stratum the arm that is the baseline in all that is no size; of one without, its first arm."""
+def _strata(arms: Sequence[ArmMeta]) -> dict[str, str]:
+    """Data go by a hash of their tokens: where each way to cut text has one, that is no axis of its own."""
+    texts: dict[tuple[tuple[str, str], ...], set[str | None]] = defaultdict(set)
+    for arm in arms:
+        texts[tuple(sorted((axis, value) for axis, value in arm.levels.items() if _root(axis) == "tokenizer"))].add(arm.levels.get("data"))
+    several = any(len(found) > 1 for found in texts.values())
+    return {
+        arm.name: " ".join(
+            f"{axis}={value}" for axis, value in sorted(arm.levels.items()) if _is_size(axis) and (several or _root(axis) != "data")
+        )
+        for arm in arms
+    }
+
+
+def _baselines(loaded: Loaded, strata: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Of each stratum the arm that is the baseline in all that is no size, and the arms of strata that have none."""
     arms = {arm.name: arm for arm in loaded.meta.arms}
     own = _choices(arms[loaded.meta.baseline])
     found: dict[str, str] = {strata[loaded.meta.baseline]: loaded.meta.baseline}
     for name, stratum in strata.items():
         if _choices(arms[name]) == own:
             found.setdefault(stratum, name)
-    for name, stratum in strata.items():
-        found.setdefault(stratum, name)
-    return found
+    return found, {name: stratum for name, stratum in strata.items() if stratum not in found}
 
 
 def _choices(arm: ArmMeta) -> dict[str, Any]:
-    return {axis: value for axis, value in arm.levels.items() if not _is_size(axis) or axis == "tokenizer"}
+    return {axis: value for axis, value in arm.levels.items() if not _is_size(axis)}
 
 
 def choice(arm: ArmMeta) -> str:

@@ -114,7 +114,7 @@ def scale_of(table: Table, arms: list[ArmResult]) -> Scale | None:
     work = {stratum: metas[table.baselines[stratum]].flops or math.nan for stratum in strata}
     strata.sort(key=lambda stratum: work[stratum])
     changes = list(dict.fromkeys(choice(meta) for meta in table.loaded.meta.arms))
-    places = {(choice(metas[name]), stratum): name for name, stratum in table.strata.items()}
+    places = {(choice(metas[name]), stratum): name for name, stratum in table.strata.items() if name not in table.alone}
     names = {change: [places.get((change, stratum)) for stratum in strata] for change in changes}
     losses = {change: [by_name[name].mean if name else None for name in row] for change, row in names.items()}
     per_block = {

@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ablate.report.analysis.shapes import ArmResult, Margin, Span
+from ablate.report.analysis.shapes import ArmResult, Span
 from ablate.report.statistics import Contrast
+
+OF_ITS_SIZE = "the baseline of its size"
+"""How the baselines of several sizes are called together."""
 
 UNITS = {"nats per token": "nats", "nats per byte": "nats per byte"}
 
@@ -39,11 +42,12 @@ def share(span: Span, noun: str) -> str:
     return (text if span.low is None and span.high is None else f"{text} [{low}, {high}]").replace("-", "\N{MINUS SIGN}")
 
 
-def with_sentence(arm: ArmResult, margin: Margin, metric: str) -> ArmResult:
-    return replace(arm, sentence=_sentence(arm, margin, UNITS[metric]))
+def with_sentence(arm: ArmResult, metric: str, alpha: float, against: str = "") -> ArmResult:
+    """`against`: the baseline of the arm, where arms have several."""
+    return replace(arm, sentence=_sentence(arm, UNITS[metric], alpha, against))
 
 
-def _sentence(arm: ArmResult, margin: Margin, unit: str) -> str:
+def _sentence(arm: ArmResult, unit: str, alpha: float, against: str) -> str:
     """name: VERDICT by how much [interval], what it is worth, at what speed, from how many blocks."""
     if arm.is_baseline:
         return f"{arm.name}: the baseline"
@@ -51,7 +55,7 @@ def _sentence(arm: ArmResult, margin: Margin, unit: str) -> str:
     if judgement is None or (judgement.contrast is None and not judgement.verdict.detail):
         return f"{arm.name}: no block in common with the baseline has ended yet"
     word, detail = judgement.verdict
-    parts = [f"{arm.name}: {word}" + (f" ({detail})" if detail else "")]
+    parts = [f"{arm.name}: {word}" + (f" ({detail})" if detail else "") + (f" against {against}" if against else "")]
     contrast = judgement.contrast
     if contrast is not None:
         said = f"{sized(contrast.mean, _half(contrast))} {unit} {interval(contrast)}"
@@ -59,7 +63,8 @@ def _sentence(arm: ArmResult, margin: Margin, unit: str) -> str:
             said = f"of the runs that did not fail: {said}"
         parts.append(said)
         if word == "INCONCLUSIVE" and contrast.p is not None and contrast.p < 0.05 and judgement.holm_p is not None:
-            parts.append(f"p = {p_value(contrast.p)} alone, {p_value(judgement.holm_p)} among all arms")
+            level = f", tested at {p_value(alpha)}" if alpha < 0.05 else ""
+            parts.append(f"p = {p_value(contrast.p)} alone, {p_value(judgement.holm_p)} among all arms{level}")
     parts += [text for text in (share(arm.token_gain, "tokens"), _speed(arm)) if text]
     if contrast is not None:
         parts.append(f"{contrast.n} block{'s' * (contrast.n != 1)}")
@@ -86,22 +91,32 @@ def named(baseline: ArmResult, reference: Mapping[str, str]) -> str:
     return f"{baseline.name} ({' '.join(what)})" if what else baseline.name
 
 
+def _group(arm: ArmResult, word: str) -> str:
+    """What makes the baseline unstable or untuned leaves every arm open, which is no fault of theirs."""
+    of_baseline = (word == "UNSTABLE" and not arm.failed) or (word == "NOT TUNED" and arm.lr_edge is None)
+    return f"{word} BASELINE" if of_baseline else word
+
+
 def answer(arms: list[ArmResult], baseline: str, final: bool) -> str:
     """All arms in one sentence, by verdict."""
     groups: dict[str, list[str]] = {}
     for arm in arms:
         judgement = arm.judgement
         if judgement is not None and (judgement.contrast is not None or judgement.verdict.word != "SCREEN ONLY"):
-            groups.setdefault(judgement.verdict.word, []).append(arm.name)
+            groups.setdefault(_group(arm, judgement.verdict.word), []).append(arm.name)
+    if not arms:
+        return f"There is one arm, {baseline}: nothing to compare it with."
     if not groups:
-        return f"Nothing can be said yet: no arm has a block in common with {baseline} that has ended."
+        return f"Nothing can be said yet: no arm has a block in common with {baseline} that has ended with a result."
     phrases = {
         "BETTER": "better than {b}: {a}",
         "EQUIVALENT": "equivalent to {b} within the margin: {a}",
         "WORSE": "worse than {b}: {a}",
         "INCONCLUSIVE": "inconclusive: {a}",
         "UNSTABLE": "unstable: {a}",
+        "UNSTABLE BASELINE": "open, since runs of {b} failed: {a}",
         "NOT TUNED": "not tuned: {a}",
+        "NOT TUNED BASELINE": "open, since {b} is not tuned: {a}",
         "NOT COMPARABLE": "not comparable: {a}",
         "SCREEN ONLY": "screened only: {a}",
     }

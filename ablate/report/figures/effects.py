@@ -103,12 +103,17 @@ def forest(
     rows: Sequence[Row],
     *,
     baseline: str,
+    against: str = "",
     order: Sequence[str] = (),
     margin: float | None,
     metric: str = "nats per token",
     narrow: bool = False,
 ) -> Drawing | None:
-    """F1: one row an arm, best on top; thick its 95 % interval, thin Holm's, a dot each block, a cross each failed run."""
+    """F1: one row an arm, best on top; thick its 95 % interval, thin Holm's, a dot each block, a cross each failed run.
+
+    `against`: what the baselines are called, where arms have several.
+    """
+    against = against or baseline
     if not rows:
         return None
     rows = by_effect(rows)
@@ -126,13 +131,13 @@ def forest(
             cross(fails, k, y, f"failed {row.name}")
         _words(ax, fails or ax, y, row, narrow)
     if narrow:
-        told = f"← better · worse →\ndifference from {wrapped(baseline, 30)}, {metric}"
+        told = f"← better · worse →\ndifference from {wrapped(against, 30)}, {metric}"
     else:
-        told = f"{wrapped(f'← better · difference from {baseline} · worse →', 70)}\n{metric}"
+        told = f"{wrapped(f'← better · difference from {against} · worse →', 70)}\n{metric}"
     ax.set_xlabel(told, fontsize=8.5, loc="left" if narrow else "center")
     _forest_key(figure, rows, margin, narrow)
     title = forest_finding(rows, metric)
-    alt = f"{title} Forest plot against {baseline}, one row an arm, best on top: {'; '.join(_told(row) for row in rows)}."
+    alt = f"{title} Forest plot against {against}, one row an arm, best on top: {'; '.join(_told(row) for row in rows)}."
     return Drawing("forest-narrow" if narrow else "forest", figure, title, alt)
 
 

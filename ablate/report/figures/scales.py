@@ -95,5 +95,14 @@ def power_law(
     ax.set(xlabel=across, ylabel=f"loss, {metric} (lower is better)")
     key(figure, looks, list(held))
     told = [f"{arm} {amount(value)}" for arm, value in (exponents or {}).items() if known(value)]
-    title = f"Exponents of loss over {across}: {names(told, 5)}." if told else f"Loss over {across}; no curve was fitted."
-    return Drawing("power-law", figure, title, f"{title} Every run a marker, fitted curves as lines, both axes logarithmic.")
+    title = (
+        f"Exponents of loss over {across}: {names(told, 5)}."
+        if told
+        else f"Loss over {across}; no curve was fitted, which takes four sizes."
+    )
+    return Drawing(
+        "power-law",
+        figure,
+        title,
+        f"{title} The mean of an arm at a size is a marker{', fitted curves are lines' if fits else ''}, both axes logarithmic.",
+    )
