@@ -174,8 +174,10 @@ def _cost_of(arm: ArmResult) -> Cost:
     low, high = (contrast.low, contrast.high) if contrast is not None else (None, None)
     shift = arm.mean - contrast.mean if contrast is not None and arm.mean is not None else 0.0
     low, high = (None if end is None else end + shift for end in (low, high))
+    if arm.is_baseline:  # what others are over: its own ratio is of two copies of it
+        return Cost(arm.mean, low, high, 1.0 if arm.tokens_per_second is not None else None, None, None, arm.flops_per_token)
     speed = arm.speed_ratio
-    time = 1.0 if arm.is_baseline and arm.tokens_per_second is not None else _inverse(speed.mean)
+    time = _inverse(speed.mean)
     return Cost(arm.mean, low, high, time, _inverse(speed.high), _inverse(speed.low), arm.flops_per_token)
 
 

@@ -129,7 +129,7 @@ def trace_finding(traces: Mapping[str, Trace], baseline: str) -> str:
         apart = trace.low is not None and trace.high is not None and (trace.high[-1] < 0 or trace.low[-1] > 0)
         (open_ if not apart else below if mean < 0 else above).append(f"{arm} ({amount(mean, sign=True)})")
     said = [f"below {baseline}: {names(below)}"] if below else []
-    said += [f"above it: {names(above)}"] if above else []
+    said += [f"above {'it' if below else baseline}: {names(above)}"] if above else []
     said += [f"interval holds zero or is not known: {names(open_)}"] if open_ else []
     return f"At the end of training, {'; '.join(said)}. Intervals of single points, without correction."
 

@@ -78,7 +78,7 @@ def learning_rates(
         _axes(ax, rates, bottom, top)
     for ax in lowest(axes, 3):
         ax.set_xlabel("learning rate")
-    figure.supylabel(f"loss, {metric} (lower is better)", fontsize=9)
+    figure.supylabel(f"loss, {metric}\n(lower is better)", fontsize=9)
     _rates_key(figure, baseline, known(collapse), any(not known(v) for each in tuning.values() for losses in each.values() for v in losses))
     title = rates_finding(chosen, edges or {})
     return Drawing(
