@@ -282,5 +282,19 @@ def _scales(analysis: Analysis) -> Iterator[Drawing | None]:
     baseline = next(iter(scale.losses))
     points = {arm: [(x, y) for x, y in zip(scale.flops, losses, strict=True) if y is not None] for arm, losses in scale.losses.items()}
     series = {arm: ([x for x, _ in pairs], [y for _, y in pairs]) for arm, pairs in points.items()}
-    fits = {arm: (scale.flops, fitted) for arm, (fitted, _) in scale.curves.items() if len(fitted) == len(scale.flops)}
-    yield figures.power_law(series, baseline=baseline, fits=fits, across="training FLOPs", metric=analysis.metric)
+    whole = next((pair for pair in scale.stability if (pair[0], pair[1]) == (scale.names[0], scale.names[-1])), None)
+    yield figures.ranks(
+        {
+            change: {size: (span.mean, span.low, span.high) for size, span in each.items() if span.mean is not None}
+            for change, each in scale.differences.items()
+        },
+        scales=scale.names,
+        baseline=OF_ITS_SIZE,
+        order=list(scale.losses),
+        tau=(whole[2].mean, whole[2].low, whole[2].high) if whole is not None and whole[2].mean is not None else None,
+        agreement=whole[3] if whole is not None else None,
+        metric=analysis.metric,
+    )
+    fits = {arm: (scale.flops, [fit.predict(x) for x in scale.flops]) for arm, fit in scale.curves.items()}
+    exponents = {arm: fit.exponent for arm, fit in scale.curves.items()}
+    yield figures.power_law(series, baseline=baseline, fits=fits, exponents=exponents, across="training FLOPs", metric=analysis.metric)

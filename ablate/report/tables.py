@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from ablate.report.analysis.shapes import Analysis, ArmResult, Span
+from ablate.report.analysis.shapes import Analysis, ArmResult, Scale, Span
 from ablate.report.numbers import (
     MISSING,
     decimals_of,
@@ -477,11 +477,36 @@ def scales(analysis: Analysis) -> list[Table]:
     if scale.stability:
         columns = [Column("small", "name"), Column("large", "text"), Column("Kendall's tau [95 %]"), Column("pairs ordered alike")]
         pairs = [
-            [name(small), words(large), of_span(tau, "too few arms"), Cell(f"{100 * alike:.0f} %", alike)]
-            for small, large, tau, alike in scale.stability
+            [name(small), words(large), _of_tau(tau), Cell(f"{100 * alike:.0f} %", alike)] for small, large, tau, alike in scale.stability
         ]
         tables.append(Table("ranks", "Whether the small size orders the arms as the large one does", columns, pairs))
-    return tables
+    return [*tables, *_power_laws(scale)]
+
+
+def _of_tau(tau: Span) -> Cell:
+    if tau.mean is None:
+        return missing("too few arms")
+    inside = f" [{signed(tau.low, 2)}, {signed(tau.high, 2)}]" if tau.low is not None and tau.high is not None else ""
+    return Cell(signed(tau.mean, 2) + inside, tau.mean)
+
+
+def _power_laws(scale: Scale) -> list[Table]:
+    if not scale.curves:
+        return []
+    columns = [Column("arm", "name"), Column("exponent"), Column("floor"), *(Column(f"residual at {size}") for size in scale.names)]
+    rows = [
+        [
+            name(arm),
+            *(plain(value, "{:.3g}", NO_LOSS) for value in (fit.exponent, fit.floor)),
+            *(plain(r, "{:+.4f}", NO_LOSS) for r in fit.residuals),
+        ]
+        for arm, fit in scale.curves.items()
+    ]
+    note = (
+        "loss = a C^(-exponent) + floor, C training FLOPs, by Huber's loss. Residuals as large as the differences between arms mean that "
+        "the curves tell nothing of them. Nothing is read off beyond twice the largest size."
+    )
+    return [Table("power-laws", "Power laws of the loss in training FLOPs", columns, rows, note)]
 
 
 RUN_COLUMNS = {

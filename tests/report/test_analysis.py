@@ -302,6 +302,11 @@ def test_arms_of_several_sizes_are_told_from_the_baseline_of_their_own(tmp_path:
     analysis = study(tmp_path, found, overrides=overrides, levels=levels, design="grid")
     assert analysis.answer == "Better than the baseline of its size: b+nano; worse than the baseline of its size: b+tiny."
     assert "against a+tiny" in arm(analysis, "b+tiny").sentence
+    assert analysis.scale is not None
+    below, above = (analysis.scale.differences["norm=dyt"][size].mean for size in ("model.width=96", "model.width=128"))
+    assert below is not None
+    assert above is not None
+    assert below < 0 < above
 
 
 def test_an_arm_without_a_baseline_of_its_size_is_not_comparable_and_no_baseline(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ablate.report.statistics import Judgement
+from ablate.report.statistics import Judgement, PowerLaw
 
 
 class Span(NamedTuple):
@@ -127,8 +127,9 @@ class Scale:
     names: list[str]  # smallest first
     flops: list[float]  # of training a run of the baseline
     losses: dict[str, list[float | None]]  # what an arm changes -> mean loss at each size
+    differences: dict[str, dict[str, Span]]  # what an arm changes -> size -> difference from the baseline there
     stability: list[tuple[str, str, Span, float]]  # two sizes, Kendall's tau, share of pairs of arms that they order alike
-    curves: dict[str, tuple[list[float], list[float]]]  # what an arm changes -> fitted losses and residuals; empty with under four sizes
+    curves: dict[str, PowerLaw]  # what an arm changes -> its loss over training FLOPs, where four sizes are known
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ablate.report.analysis.shapes import ArmResult, Effect, Noise, Scale, Span, Step
 from ablate.report.analysis.table import Table, choice
 from ablate.report.statistics import (
+    PowerLaw,
     blocks_to_certify,
     blocks_to_find,
     effects,
@@ -123,7 +124,17 @@ def scale_of(table: Table, arms: list[ArmResult]) -> Scale | None:
     places_of = {stratum: float(index) for index, stratum in enumerate(strata)}  # names in the order of their FLOPs
     numbered = {change: {places_of[stratum]: row[stratum] for stratum in row} for change, row in per_block.items()}
     flops = [work[stratum] for stratum in strata]
-    return Scale(strata, flops, losses, _stability(numbered, strata), _curves(flops, losses))
+    differences = {change: _differences(strata, row, by_name) for change, row in names.items()}
+    return Scale(strata, flops, losses, differences, _stability(numbered, strata), _curves(flops, losses))
+
+
+def _differences(strata: list[str], names: list[str | None], arms: dict[str, ArmResult]) -> dict[str, Span]:
+    found = {}
+    for stratum, name in zip(strata, names, strict=True):
+        judgement = arms[name].judgement if name else None
+        if judgement is not None and (contrast := judgement.contrast) is not None:
+            found[stratum] = Span(contrast.mean, contrast.low, contrast.high)
+    return found
 
 
 def _stability(losses: dict[str, dict[float, dict[int, float]]], names: list[str]) -> list[tuple[str, str, Span, float]]:
@@ -134,16 +145,15 @@ def _stability(losses: dict[str, dict[float, dict[int, float]]], names: list[str
     return [(names[int(pair.small)], names[int(pair.large)], Span(pair.tau, pair.low, pair.high), pair.accuracy) for pair in found]
 
 
-def _curves(flops: list[float], losses: dict[str, list[float | None]]) -> dict[str, tuple[list[float], list[float]]]:
+def _curves(flops: list[float], losses: dict[str, list[float | None]]) -> dict[str, PowerLaw]:
     """Power laws of the loss in training FLOPs, where four sizes leave a residual to look at."""
     curves = {}
     for change, row in losses.items():
         known = [(work, loss) for work, loss in zip(flops, row, strict=True) if loss is not None and math.isfinite(work)]
-        if len(known) < LEAST_SIZES:
+        if len(known) < max(LEAST_SIZES, len(flops)):
             continue
         try:
-            fit = power_law([work for work, _ in known], [loss for _, loss in known])
+            curves[change] = power_law([work for work, _ in known], [loss for _, loss in known])
         except ValueError:
             continue
-        curves[change] = ([loss - residual for (_, loss), residual in zip(known, fit.residuals, strict=True)], list(fit.residuals))
     return curves
