@@ -42,7 +42,12 @@ class Pool:
             reason = {} if state == "done" else {"reason": "ValueError", "detail": "no luck"}
             (cell.directory / "status.json").write_text(json.dumps({"state": state, **reason}))
             if state == "done":
-                (cell.directory / "summary.json").write_text(json.dumps({"eval_loss": 2.0 + cell.seed, "seconds": 7.0}))
+                (cell.directory / "summary.json").write_text(json.dumps({"eval_loss": 2.0 + cell.seed + _of_rate(cell), "seconds": 7.0}))
+
+
+def _of_rate(cell: Cell) -> float:
+    """Where rates are tried, a higher one is worse."""
+    return float(cell.rate) if cell.stage == "tune" else 0.0
 
 
 COMPOSED: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
@@ -329,7 +334,7 @@ def test_a_study_of_two_stages_goes_through_both(short: list[str], capsys: pytes
     assert list(map(len, Pool.given)) == [6, 4]
     plan = plan_of("mine")
     assert [cell["stage"] for cell in plan["cells"]] == ["tune"] * 6 + ["confirm"] * 4
-    assert plan["tuned"]["layer"]["best"] == 2e-3  # all are alike
+    assert plan["tuned"]["layer"]["best"] == 1e-3
     assert ablate("sweep=mine.yaml", "seed=0,1,2", "study=longer", *fixed) == 0
     assert list(map(len, Pool.given)) == [6, 4, 2]
     assert len(plan_of("longer")["cells"]) - len(plan_of("mine")["cells"]) == 2
