@@ -71,3 +71,8 @@ def duration(hours: float) -> str:
     """Hours, or minutes below one; 1 minute at the least."""
     minutes = max(1, round(60 * hours))
     return f"{hours:.1f} hours" if hours >= 1 else "1 minute" if minutes == 1 else f"{minutes} minutes"
+
+
+def setting(value: object) -> str:
+    """A value of a config: 0.0625, 1e-05, True."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

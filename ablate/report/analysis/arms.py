@@ -12,6 +12,7 @@ from ablate.report.analysis.margin import Worth
 from ablate.report.analysis.shapes import ArmResult, Span
 from ablate.report.analysis.table import FAILED, Table
 from ablate.report.load import ArmMeta
+from ablate.report.numbers import setting
 from ablate.report.statistics import (
     Judgement,
     failure_interval,
@@ -295,14 +296,10 @@ NOT_A_CHANGE = ("init_seed", "data_seed", "seed", "schema", "optim.lr")
 def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """key: before -> after, of all that differs between two runs but their seeds and learning rates."""
     keys = [key for key in dict.fromkeys([*theirs, *ours]) if key not in NOT_A_CHANGE and theirs.get(key, ABSENT) != ours.get(key, ABSENT)]
-    return [f"{key}: {_plain(theirs.get(key, ABSENT))} \N{RIGHTWARDS ARROW} {_plain(ours.get(key, ABSENT))}" for key in keys]
+    return [f"{key}: {setting(theirs.get(key, ABSENT))[:40]} \N{RIGHTWARDS ARROW} {setting(ours.get(key, ABSENT))[:40]}" for key in keys]
 
 
 ABSENT = "\N{EN DASH}"
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)[:40]
 
 
 def _of_bench(table: Table, arm: str, key: str) -> float | None:

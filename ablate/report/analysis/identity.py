@@ -11,7 +11,7 @@ import pandas as pd
 from ablate.report.analysis.shapes import ArmResult, Identity, Margin
 from ablate.report.analysis.table import Table
 from ablate.report.analysis.words import named
-from ablate.report.numbers import duration
+from ablate.report.numbers import duration, setting
 
 
 def identity_of(table: Table, arms: list[ArmResult], margin: Margin, baseline: ArmResult) -> Identity:
@@ -59,7 +59,7 @@ def _settings(flat: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key, value in flat.items():
         section, _, rest = key.partition(".")
         if rest and value not in (None, {}, "none", math.inf) and key != "optim.lr":
-            said = f"{value:g}" if isinstance(value, float) else str(value)
+            said = setting(value)
             sections.setdefault(section, []).append(said if rest == "kind" else f"{rest.removesuffix('.kind')} {said}")
     return [(f"baseline, {section}", ", ".join(values)) for section, values in sections.items()]
 
