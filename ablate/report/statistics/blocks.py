@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 MOST_RATIO = 2.5
 """Of an arm's deviation to that of the rest, beyond which it is judged by its own noise."""
 LEVENE_LEVEL = 0.05
+DOUBLE_LEVEL = 0.01
+"""Of studies whose arms vary alike, the share in which chance makes one of them look like another's double."""
 
 Losses = Mapping[str, Mapping[int, float]]
 
@@ -69,6 +71,40 @@ def departures(losses: Losses, baseline: str) -> dict[str, str]:
         left[worst] = f"its noise is {ratios[worst]:.2g} times that of the other arms"
         del pool[worst]
     return left
+
+
+def doubles(losses: Losses, baseline: str) -> dict[str, str]:
+    """Arms that repeat another arm's noise -> the reason: in the pool they would count it twice.
+
+    In the block model the differences of any two arms vary alike. An arm leaves when its differences from an arm before it (the baseline is
+    the first) vary less than chance lets them beside those of the two from the other arms, of which the median is taken so that one noisy
+    arm does not make all others look like doubles: F with n - 1 and n - 1 degrees of freedom below `DOUBLE_LEVEL` over the number of pairs.
+    """
+    from scipy.special import fdtr
+
+    pool, left = list(dict.fromkeys([baseline, *losses])), dict[str, str]()
+    while len(pool) > 2:
+        level, found = DOUBLE_LEVEL / math.comb(len(pool), 2), list[tuple[float, str, str]]()
+        spread = {(a, b): _spread(losses[a], losses[b]) for a in pool for b in pool if a != b}
+        for place, arm in enumerate(pool):
+            for other in pool[:place]:
+                variance, n = spread[arm, other]
+                beside = [spread[pair] for third in pool for pair in ((third, arm), (third, other)) if third not in (arm, other)]
+                usual = float(np.median([known for known, _ in beside]))
+                if n > 1 and usual > 0:
+                    found.append((float(fdtr(n - 1, n - 1, variance / usual)), arm, other))
+        p, arm, other = min(found, default=(1.0, "", ""))
+        if p >= level:
+            break
+        left[arm] = f"it repeats the noise of {other}"
+        pool.remove(arm)
+    return left
+
+
+def _spread(arm: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, int]:
+    """The variance of the differences in the blocks that both have, and how many these are."""
+    differences = [loss - other[block] for block, loss in arm.items() if block in other]
+    return (float(np.var(differences, ddof=1)) if len(differences) > 1 else 0.0), len(differences)
 
 
 def _ratios(residuals: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from ablate.report.statistics.blocks import Fit, departures, fit_blocks
+from ablate.report.statistics.blocks import Fit, departures, doubles, fit_blocks
 
 POOLED_UP_TO = 5
 """Blocks up to which the pooled contrast is the primary one: beyond, an arm's own noise is known well enough."""
@@ -106,8 +106,9 @@ def family(losses: Mapping[str, Mapping[int, float]], baseline: str, failed: Col
 
     Pooled is the randomised-block model loss = arm + block + noise over all arms in the pool, by least squares (Fisher 1935): with n blocks
     of a arms the noise has (a - 1)(n - 1) degrees of freedom instead of n - 1. Out of the pool stay arms with a failed run, arms whose
-    differences do not vary at all, and arms whose noise departs from that of the rest (see `departures`). Up to five blocks the pooled
-    contrast is the primary one (of two blocks only with six degrees of freedom), beyond it is the paired one.
+    differences do not vary at all, arms that repeat another's noise (see `doubles`), and arms whose noise departs from that of the rest
+    (see `departures`). Up to five blocks the pooled contrast is the primary one (of two blocks only with six degrees of freedom), beyond it
+    is the paired one.
     """
     theirs = losses.get(baseline, {})
     own: dict[str, Contrast] = {}
@@ -120,9 +121,10 @@ def family(losses: Mapping[str, Mapping[int, float]], baseline: str, failed: Col
     pooled: dict[str, Contrast] = {}
     if baseline in failed:
         left |= {arm: "a run of the baseline failed" for arm in own if arm not in left}
-    else:
+    elif own:
         pool = {arm: losses[arm] for arm in (baseline, *own) if arm in losses and arm not in left}
-        left |= departures(pool, baseline)
+        left |= doubles(pool, baseline)
+        left |= departures({arm: values for arm, values in pool.items() if arm not in left}, baseline)
         pool = {arm: values for arm, values in pool.items() if arm not in left}
         fit = fit_blocks(pool, baseline) if len(pool) > 2 else None
         pooled = _pooled(fit, own) if fit is not None else {}

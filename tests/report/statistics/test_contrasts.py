@@ -175,6 +175,16 @@ def test_a_copy_of_the_baseline_leaves_the_pool_and_differs_by_nothing() -> None
     assert found.contrasts["e"][:3] == (0, 0, 0)
 
 
+@pytest.mark.parametrize("of", ["a", "c"])
+def test_an_arm_that_nearly_repeats_another_leaves_the_pool(of: str) -> None:
+    losses = made(4, 3, seed=2)
+    losses["e"] = {block: loss + 1e-7 * block * block for block, loss in losses[of].items()}
+    found, without = family(losses, "a"), family({arm: losses[arm] for arm in "abcd"}, "a")
+    assert found.left_pool == {"e": f"it repeats the noise of {of}"}
+    assert found.contrasts["e"].method == "paired t"
+    assert found.pooled == without.pooled
+
+
 def test_copies_of_the_baseline_alone_are_no_error() -> None:
     losses = {arm: {0: 2.0, 1: 2.1, 2: 2.2} for arm in "abcd"}
     found = family(losses, "a")
