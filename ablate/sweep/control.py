@@ -20,6 +20,7 @@ import yaml
 from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 from typing_extensions import Self
@@ -424,7 +425,10 @@ def opened(study_dir: Path, console: Console | None = None) -> Iterator[Control]
     values = read_yaml(study_dir / "study.yaml")
     if values is None:
         raise ConfigError.at(str(study_dir), "is no study: it has no study.yaml")
-    told = Told(**values)
+    try:
+        told = TypeAdapter(Told).validate_python(values)
+    except ValidationError:
+        raise ConfigError.at(str(study_dir / "study.yaml"), "cannot be read: the command that made the study writes it anew") from None
     own = Path(__file__).resolve().parents[2] / OWN_CONF  # beside the package, in a snapshot
     if Path(told.cwd).is_dir():
         os.chdir(told.cwd)

@@ -123,7 +123,8 @@ class Pool:
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._ask(signal.Signals(number).name, signal.SIGKILL if self._asked else signal.SIGTERM)
+        again = self._asked not in (None, CANCEL)
+        self._ask(signal.Signals(number).name, signal.SIGKILL if again else signal.SIGTERM)
 
     def _ask(self, who: str, number: signal.Signals) -> None:
         """Nothing more is started, and what runs gets the signal."""

@@ -27,7 +27,7 @@ def show_plan(
     study = plan.study
     console.print(f"study {study.name}: {study.question}")
     console.print(arms_table(plan, queued))
-    for line in [*plan.arms.notes, *_dropped(plan), *_alike(plan), *_tuning(plan)]:
+    for line in [*plan.arms.notes, *_dropped(plan), *_alike(plan), *_other_data(plan), *_tuning(plan)]:
         console.print(line)
     console.print(totals(plan, queued))
     console.print(_cost(plan, hours))
@@ -90,6 +90,16 @@ def _dropped(plan: Plan) -> list[str]:
 def _alike(plan: Plan) -> list[str]:
     pairs = dict.fromkeys(pair for pair in plan.duplicates if pair[0] != pair[1])
     return [f"{arm} is the same configuration as {same}: its runs are run once" for arm, same in pairs]
+
+
+def _other_data(plan: Plan) -> list[str]:
+    """Unless the data are an axis of the study, and every arm has a baseline on its own."""
+    if any("data" in arm.levels for arm in plan.arms.arms):
+        return []
+    data = {cell.arm: cell.cfg.data for cell in plan.cells}
+    ours = data.get(plan.arms.baseline)
+    others = [arm for arm, told in data.items() if told != ours] if ours is not None else []
+    return [f"{arm} is of other data than the baseline: a difference of their losses says nothing of the model" for arm in others]
 
 
 def _tuning(plan: Plan) -> list[str]:

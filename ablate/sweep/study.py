@@ -56,7 +56,7 @@ OWNED = {
     "data_seed": "blocks",
     "match": "match",
     "results_dir": "results_dir=... on the command line",
-    "rerun": "rerun=true on the command line",
+    "rerun": "`python -m ablate retry STUDY`, which runs again what has no result",
 }
 """Key of a run that a study sets itself -> what to write instead."""
 

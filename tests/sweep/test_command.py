@@ -379,6 +379,15 @@ def test_a_grid_may_name_one_configuration_twice(short: list[str], capsys: pytes
     assert len(plan_of("mine")["cells"]) == 2
 
 
+def test_an_arm_on_other_data_is_said_before_it_is_run(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    arms = "{other: [data=mqar], dyt: [norm=dyt]}"
+    Path("mine.yaml").write_text(f"question: q\ndesign: arms\narms: {arms}\nblocks: [0, 1]\n", encoding="utf-8")
+    assert ablate("sweep=mine.yaml", "dry_run=true", *short) == 0
+    assert "other is of other data than the baseline" in capsys.readouterr().out
+    assert ablate("-m", "data=sotu,mqar", "norm=layernorm,dyt", "dry_run=true", *short) == 0
+    assert "other data" not in capsys.readouterr().out
+
+
 # --- verbs
 
 

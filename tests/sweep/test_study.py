@@ -117,7 +117,7 @@ def test_key_that_a_design_does_not_read_is_refused_by_name(design: str, key: st
         ("match.tolerance=0.1", "match"),
         ("optim.lr=1e-3", "tuning.lr"),
         ("results_dir=out", "command line"),
-        ("rerun=true", "command line"),
+        ("rerun=true", "retry"),
     ],
 )
 @pytest.mark.parametrize("place", ["set", "baseline", "arms"])
