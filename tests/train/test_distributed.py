@@ -100,13 +100,14 @@ CASES = [
     pytest.param(2, ["parallel=fsdp", "probes.every_steps=8", *NUMBERS], id="numbers-fsdp", marks=pytest.mark.slow),
     *(
         pytest.param(num, [*overrides, f"parallel={parallel}"], id=f"{name}-{parallel}-{num}", marks=pytest.mark.slow)
-        for parallel in ("ddp", "fsdp")
-        for name, num, overrides in (
-            ("moe", 2, MOE),
-            ("muon", 2, MUON),
-            ("accumulating", 2, ["train.micro_batch_size=1"]),
-            ("tied-multi_token", 4, ["head=tied", "loss=multi_token"]),
-            ("task", 2, ["data=copy", "data.vocab_size=32", "optim.lr=1e-3"]),
+        for name, num, parallel, overrides in (
+            ("moe", 2, "ddp", MOE),
+            ("moe", 2, "fsdp", MOE),
+            ("muon", 2, "ddp", MUON),
+            ("muon", 2, "fsdp", MUON),
+            ("accumulating", 2, "fsdp", ["train.micro_batch_size=1"]),
+            ("tied-multi_token", 4, "fsdp", ["head=tied", "loss=multi_token"]),
+            ("task", 2, "ddp", ["data=copy", "data.vocab_size=32", "optim.lr=1e-3"]),
         )
     ),
 ]
