@@ -117,7 +117,7 @@ def test_a_study_that_was_run_is_loaded_with_its_plan(tmp_path: Path, short: lis
         "design": "arms",
         "arms": {"layernorm": ["norm=layernorm"]},
         "blocks": 2,
-        "tuning": {"lr": [0.005, 0.02], "seeds": [100], "extend": 0},
+        "tuning": {"lr": [0.005, 0.01, 0.02], "seeds": [100], "extend": 0},
         "budgets": [0.5],
     }
     Path("mine.yaml").write_text(yaml.safe_dump(study))
@@ -126,11 +126,11 @@ def test_a_study_that_was_run_is_loaded_with_its_plan(tmp_path: Path, short: lis
     assert ended.value.code == 0
     loaded = load(["mine"], tmp_path / "results")
     counts = loaded.runs.groupby(["arm", "stage"]).size().to_dict()
-    assert counts == {("baseline", "budget"): 2, ("baseline", "confirm"): 2, ("baseline", "tune"): 2} | {
+    assert counts == {("baseline", "budget"): 2, ("baseline", "confirm"): 2, ("baseline", "tune"): 3} | {
         ("layernorm", "confirm"): 2,
-        ("layernorm", "tune"): 2,
+        ("layernorm", "tune"): 3,
     }
-    assert (loaded.meta.planned, loaded.meta.later, loaded.meta.budgets, loaded.meta.question) == (10, 0, (0.5,), "Which?")
+    assert (loaded.meta.planned, loaded.meta.later, loaded.meta.budgets, loaded.meta.question) == (12, 0, (0.5,), "Which?")
     for arm in loaded.meta.arms:
         tuning = of(loaded.runs, arm=arm.name, stage="tune")
         assert set(of(loaded.runs, arm=arm.name, stage="confirm")["lr"]) == {tuning.loc[tuning["loss"].idxmin(), "lr"]}
