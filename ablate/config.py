@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from ablate.data import DATA, TOKENIZER, Task, check_pair, vocab_size
-from ablate.errors import ConfigError, Problem, did_you_mean
+from ablate.errors import ConfigError, Problem, asked_for, did_you_mean
 from ablate.matching import MATCH
 from ablate.model.attention import ATTENTION
 from ablate.model.dropout import DROPOUT
@@ -301,9 +301,7 @@ def _problem(detail: Any, values: dict[str, Any]) -> Problem:
         if path[-1] == "kind":
             return Problem(*_wrong_variant(path[:-1], values, {"kind": got}))
         return Problem(key, f"must be {context['expected']}, got {_show(got)}{did_you_mean(str(got), _quoted(context['expected']))}")
-    message = detail["msg"].replace("Input should be a valid", "must be a valid").replace("Input should be", "must be")
-    message = message.removeprefix("Value error, ")
-    return Problem(key, f"{message}, got {_show(got)}")
+    return Problem(key, f"{asked_for(detail)}, got {_show(got)}")
 
 
 def _wrong_variant(path: list[int | str], values: Any, got: Any) -> tuple[str, str]:

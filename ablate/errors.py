@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,27 @@ class ConfigError(Exception):
         width = max(len(problem.key) for problem in self.problems)
         lines = [f"  {problem.key:<{width}}  {problem.message}" for problem in self.problems]
         return "\n".join([f"{count} problem{'s' if count > 1 else ''} with what was asked:", *lines])
+
+
+ALLOWED = {
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be keys with values",
+    "model_type": "must be keys with values",
+    "model_attributes_type": "must be keys with values",
+    "string_type": "must be a text",
+}
+"""Type of a pydantic error -> what to say of it."""
+
+
+def asked_for(detail: Mapping[str, Any]) -> str:
+    """What a pydantic error wants, as it is said here: `must be greater than 0`."""
+    if detail["type"] in ("too_short", "too_long"):
+        least = detail["type"] == "too_short"
+        count = detail["ctx"]["min_length" if least else "max_length"]
+        return f"must have at {'least' if least else 'most'} {count} value{'s' * (count != 1)}"
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should be a valid", "must be a valid")
+    return ALLOWED.get(detail["type"], message.replace("Input should", "must"))
 
 
 class NotNow(Exception):

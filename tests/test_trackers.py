@@ -475,7 +475,7 @@ def test_sync_tries_no_other_run_once_the_server_is_not_to_be_had(
         (["RUN", "projct=x"], ["projct", "did you mean 'project'"]),
         (["RUN", "mode=onlin"], ["mode", "'online'", "onlin"]),
         (["RUN", "every_steps=0"], ["every_steps", "greater than or equal to 1"]),
-        (["RUN", "tags=[x"], ["tags", "valid list"]),
+        (["RUN", "tags=[x"], ["tags", "must be a list"]),
         (["RUN", "kind=wandbb"], ["kind", "did you mean 'wandb'"]),
     ],
 )

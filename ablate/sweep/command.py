@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from rich.console import Console
 
 from ablate.composition import Request, group_options
-from ablate.errors import ConfigError, Problem
+from ablate.errors import ConfigError, Problem, asked_for
 from ablate.flags import AS_TYPED
 from ablate.registry import Section
 from ablate.sweep.control import Control, Told
@@ -53,8 +53,7 @@ def asked_of(values: Mapping[str, Any]) -> Asked:
         return Asked.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(
-            Problem(str(detail["loc"][0]), f"{detail['msg'].replace('Input should', 'must')}, got {detail['input']!r}")
-            for detail in error.errors()
+            Problem(str(detail["loc"][0]), f"{asked_for(detail)}, got {detail['input']!r}") for detail in error.errors()
         ) from None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from ablate.errors import ConfigError, Problem, did_you_mean
+from ablate.errors import ConfigError, Problem, asked_for, did_you_mean
 from ablate.registry import Count, Section
 
 OURS = ("local", "slurm")
@@ -93,4 +93,4 @@ def _problem(detail: Any, model: type[Launcher]) -> Problem:
     if detail["type"] == "extra_forbidden":
         known = list(model.model_fields)
         return Problem(key, f"no such option of this launcher; known: {', '.join(known)}{did_you_mean(path[0], known)}")
-    return Problem(key, f"{detail['msg'].replace('Input should', 'must')}, got {detail['input']!r}")
+    return Problem(key, f"{asked_for(detail)}, got {detail['input']!r}")

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_serializer
 
 from ablate.config import ARCHITECTURE, Seed
-from ablate.errors import ConfigError, Problem, did_you_mean
+from ablate.errors import ConfigError, Problem, asked_for, did_you_mean
 from ablate.registry import Positive, PositiveShare, Section, Share
 from ablate.shipped import sweeps_dir
 
@@ -448,8 +448,7 @@ def _problem(detail: Any) -> Problem:
     if kind == "literal_error":
         words = re.findall(r"'([^']+)'", context["expected"])
         return Problem(key, f"must be {context['expected']}, got {got!r}{did_you_mean(str(got), words)}")
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should be a valid", "must be a valid")
-    return Problem(key, f"{message.replace('Input should', 'must')}, got {_show(got)}")
+    return Problem(key, f"{asked_for(detail)}, got {_show(got)}")
 
 
 def _known(path: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ablate.errors import ConfigError, Problem, did_you_mean
+from ablate.errors import ConfigError, Problem, asked_for, did_you_mean
 from ablate.registry import Options
 from ablate.trackers.mirror import SENT_ELSEWHERE, Mirror
 from ablate.trackers.variants import TRACKER
@@ -97,4 +97,4 @@ def _problem(detail: Any, model: type[Options]) -> Problem:
     if detail["type"] == "extra_forbidden":
         known = [name for name in model.model_fields if name != "kind"]
         return Problem(key, f"unknown option; known: {', '.join(known)}{did_you_mean(key, known)}")
-    return Problem(key, f"{detail['msg'].replace('Input should', 'must')}, got {detail['input']!r}")
+    return Problem(key, f"{asked_for(detail)}, got {detail['input']!r}")
