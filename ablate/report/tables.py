@@ -105,13 +105,18 @@ def without_empty(table: Table) -> Table:
     empty = [index for index in range(len(table.columns)) if table.rows and all(row[index].why for row in table.rows)]
     if not empty:
         return table
-    reasons = {table.columns[index].label: table.rows[-1][index].why for index in empty}
+    reasons = {table.columns[index].label: _why([row[index].why for row in table.rows]) for index in empty}
     note = f"{table.note} Not known for any arm: {'; '.join(f'{label} ({why})' for label, why in reasons.items())}."
 
     def kept(row: list[Any]) -> list[Any]:
         return [item for index, item in enumerate(row) if index not in empty]
 
     return table._replace(columns=kept(table.columns), rows=[kept(row) for row in table.rows], note=note.strip())
+
+
+def _why(reasons: list[str]) -> str:
+    """The reason of the arms that could have a number, where others have no run."""
+    return next((why for why in reversed(reasons) if why not in (NO_PAIR, NO_LOSS, BASELINE)), reasons[-1])
 
 
 def verdict(arm: ArmResult) -> Cell:

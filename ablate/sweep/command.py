@@ -27,6 +27,9 @@ from ablate.train.launch import plain_console
 Word = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
 """study=2024 is a name too."""
 
+OF_FILES = frozenset(Study.model_fields) - {"name", "set", "match", "margin"}
+"""Keys of a study that no command line sets; blocks are its seeds, axes its keys with several values."""
+
 COMMON = OF_ALL_RUNS | {"results_dir"}
 """Keys that hold for all runs of a sweep and move no number."""
 
@@ -107,8 +110,10 @@ def _study_of(asked: Asked, chosen: list[str]) -> Study:
         raise ConfigError(Problem(key, f"{text!r} are several values, and arms are what the study says") for key, text in problems)
     study = load_study(asked.sweep)
     values = study.model_dump(by_alias=True, exclude={"name"})
-    fixed = [text for text, override in parsed if override.key_or_group != "seed"]
+    margin, fixed = _margin([text for text, override in parsed if override.key_or_group != "seed"])
+    _refuse_of_arms(study, fixed)
     values["set"] = over(study.set, _without_marks(fixed))
+    values["margin"] = margin or values["margin"]
     for text, override in parsed:
         if override.key_or_group == "seed":
             values["blocks"] = _seeds(text, override, asked)
@@ -119,6 +124,9 @@ def _grid(asked: Asked, fixed: list[str], swept: list[Override]) -> Study:
     """The study of a command line: every key with several values is an axis, seeds are blocks."""
     values: dict[str, Any] = {"design": "grid", "axes": {}, "blocks": [0], "match": {}}
     kept = []
+    margin, fixed = _margin(fixed)
+    if margin:
+        values["margin"] = margin
     for text in _without_marks(fixed):
         key, _, value = text.partition("=")
         if key == "seed":
@@ -141,6 +149,34 @@ def _grid(asked: Asked, fixed: list[str], swept: list[Override]) -> Study:
     return parse_study(values, asked.study or _name(values))
 
 
+def _margin(chosen: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What is said of the margin, and the rest; raises ConfigError for the other keys of study files."""
+    wrong = [text for text in chosen if place_of(text).partition(".")[0] in OF_FILES]
+    if wrong:
+        raise ConfigError(Problem(place_of(text), "is a key of study files: write it in one, sweep=my/study.yaml") for text in wrong)
+    ours = [text for text in chosen if place_of(text).partition(".")[0] == "margin"]
+    values = {place_of(text).partition(".")[2]: _plain(text.partition("=")[2]) for text in ours}
+    if "" in values:
+        raise ConfigError.at("margin", "must be margin.nats=0.01 or margin.tokens=0.03")
+    return values, [text for text in chosen if text not in ours]
+
+
+def _refuse_of_arms(study: Study, fixed: Sequence[str]) -> None:
+    """An override of every run that some arms replace would move the baseline, and the others not."""
+    overrides = [*(study.arms or {}).values(), *(study.changes or {}).values()]
+    theirs = {place_of(text) for several in overrides for text in several}
+    problems = [
+        Problem(
+            place_of(text), f"is what arms of {study.name} differ in ({place}), so it cannot be the same for all: write a study of your own"
+        )
+        for text in fixed
+        for place in sorted(theirs)
+        if f"{place_of(text)}.".startswith(f"{place}.")
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
 def _plain(text: str) -> Any:
     from yaml import safe_load
 
@@ -159,7 +195,11 @@ def _values(override: Override, asked: Asked) -> list[str]:
     value: Any = override.value()
     if isinstance(value, Glob):
         options = group_options(Request([], asked.config_name, asked.config_dir), override.key_or_group)
-        return [str(word) for word in value.filter(options)]
+        found = [str(word) for word in value.filter(options)]
+        if not found:
+            key, text = override.key_or_group, str(override.input_line).partition("=")[2]
+            raise ConfigError.at(key, f"{text} fits none of {', '.join(options)}")
+        return found
     return list(dict.fromkeys(str(text) for text in override.sweep_string_iterator()))
 
 

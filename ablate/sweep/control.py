@@ -26,8 +26,8 @@ from rich.table import Table
 from typing_extensions import Self
 
 from ablate.environment import git_commit
-from ablate.errors import ConfigError
-from ablate.files import read_yaml, write_json, write_text
+from ablate.errors import ConfigError, told
+from ablate.files import read_object, read_yaml, write_json, write_text
 from ablate.runs import canonical
 from ablate.sweep import slurm
 from ablate.sweep.composer import Composer
@@ -35,8 +35,8 @@ from ablate.sweep.errors import class_of, last_words
 from ablate.sweep.launchers import Launcher, Local, Slurm, launcher_of
 from ablate.sweep.local import Interrupted, Pool, here, slots
 from ablate.sweep.outlook import finished_runs, labels, measured_seconds, noise_of, power_of, seconds_at_hand
-from ablate.sweep.plan import ENDED, Cell, Plan, Planner, check_arms
-from ablate.sweep.show import match_lines, show_plan, shown_state, totals
+from ablate.sweep.plan import ENDED, Cell, Plan, Planner, check_arms, state_of
+from ablate.sweep.show import launch_lines, match_lines, show_plan, shown_state, totals
 from ablate.sweep.snapshot import OWN_CONF, snapshot
 from ablate.sweep.study import parse_study
 
@@ -123,6 +123,9 @@ class Control:
     def show(self, measure: bool) -> Plan:
         """Prints the plan, and finds the hours that it will take."""
         plan = self.plan()
+        self._refuse_another(plan)
+        if self._changed():
+            self._say("note: this study has changed since it was last asked for; what it was stays on record beside it")
         runs = finished_runs(self.results_dir)
         firsts = {cell.arm: cell for cell in reversed(plan.cells)}
         identities = {
@@ -136,9 +139,24 @@ class Control:
         self.hours = self._hours(plan, known)
         noise = noise_of(runs, labels(identities[plan.arms.baseline])[0]) if plan.arms.baseline in identities else None
         show_plan(plan, self._console, hours=self.hours, power=power_of(plan, noise), noise=noise, queued=self._queued_if_known())
-        for line in match_lines(plan):
+        for line in [*match_lines(plan), *launch_lines(self.launcher, len(plan.unfinished()))]:
             self._say(line)
         return plan
+
+    def _refuse_another(self, plan: Plan) -> None:
+        """A name whose runs, of which some have ended, are all of another study: to go on would take their report away."""
+        cells = read_object(self.study_dir / "plan.json").get("cells", [])
+        before = {
+            str(cell["hash"]): Path(str(cell["directory"])) for cell in cells if isinstance(cell, dict) and {"hash", "directory"} <= {*cell}
+        }
+        if before.keys() & {cell.digest for cell in plan.cells} or not any(state_of(path) in ENDED for path in before.values()):
+            return
+        message = f"{self.told.name!r} is the name of another study, none of whose {len(before)} runs is one of these"
+        raise ConfigError.at("study", f"{message}: study=NAME gives this one a name of its own ({self.study_dir})")
+
+    def _changed(self) -> bool:
+        before = read_yaml(self.study_dir / "study.yaml")
+        return before is not None and before.get("study") != yaml.safe_load(yaml.safe_dump(self.told.study))
 
     def _hours(self, plan: Plan, seconds: Mapping[str, float]) -> float | None:
         todo = plan.unfinished()
@@ -155,7 +173,12 @@ class Control:
 
     def go(self, *, by_person: bool, wait: bool, only: Collection[str] | None = None) -> int:
         """Runs or submits what is missing. `only`: hashes of runs that are taken up again, and no others."""
-        self.study_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self.study_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if told(error):
+                raise
+            raise ConfigError.at("results_dir", f"{self.study_dir} cannot be made: {error.strerror}") from None
         if isinstance(self.launcher, Local):
             return self._go_here(only)
         code = self._submit(by_person, only)
@@ -189,13 +212,10 @@ class Control:
 
     def _keep_earlier(self) -> None:
         """A study that is asked for otherwise than before was changed, perhaps after its results were seen: what it was stays on record."""
-        path = self.study_dir / "study.yaml"
-        before = read_yaml(path)
-        if before is None or before.get("study") == yaml.safe_load(yaml.safe_dump(self.told.study)):
-            return
-        kept = path.with_name(f"study-{time.strftime('%Y%m%d-%H%M%S')}.yaml")
-        write_text(kept, path.read_text(encoding="utf-8"))  # the new one takes its place once it is written
-        self._say(f"note: this study has changed since it was last asked for; {kept.name} is what it was")
+        if self._changed():
+            path = self.study_dir / "study.yaml"
+            kept = path.with_name(f"study-{time.strftime('%Y%m%d-%H%M%S')}.yaml")
+            write_text(kept, path.read_text(encoding="utf-8"))  # the new one takes its place once it is written
 
     def _of_cell(self, cell: Cell) -> dict[str, Any]:
         config = cell.cfg.model_dump()

@@ -12,6 +12,7 @@ from rich.table import Table
 from ablate.matching import match_line
 from ablate.report.numbers import duration
 from ablate.sweep.arms import Arm
+from ablate.sweep.launchers import Launcher, Slurm
 from ablate.sweep.outlook import Noise, Power
 from ablate.sweep.plan import ENDED, Plan
 from ablate.sweep.slurm import Queued
@@ -140,6 +141,16 @@ def _power(power: Power, noise: Noise | None) -> str:
         return f"{text}; in nats: not known, no two arms of this setting have been run on two common blocks"
     known = f"deviation {noise.deviation:.4f} with {noise.df} degrees of freedom, from {noise.runs} runs at hand"
     return f"{text}, {power.nats:.4f} nats ({known})"
+
+
+def launch_lines(launcher: Launcher, runs: int) -> list[str]:
+    """What Slurm will be asked for, with the options that are not null."""
+    if not isinstance(launcher, Slurm) or not runs:
+        return []
+    skipped = ("kind", "attempts", "follow", "follow_parameters", "stderr_to_stdout", "max_queued")
+    told = [f"{key}={value}" for key, value in launcher.model_dump().items() if key not in skipped and value not in (None, [], {})]
+    after = "; a small job after them goes on with the study" if launcher.follow else ""
+    return [f"on Slurm: array jobs, a task for each of {runs} runs: {' '.join(told)}{after}"]
 
 
 def match_lines(plan: Plan) -> list[str]:

@@ -80,8 +80,9 @@ def _view(board: Board, all_runs: bool) -> tuple[Group, bool]:
     known = {digest: "lost" if state == "new" and digest in submitted else state for digest, state in directories.items()}
     states = {digest: shown_state(state, queued.get(digest)) for digest, state in known.items()}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("arm", "lr", "seed", "run", "state", "progress", "loss", "tokens/s", "beat", "slurm", "error"):
-        table.add_column(name, justify="right" if name in ("progress", "loss", "tokens/s", "beat") else "left", overflow="fold")
+    for name in ("arm", "lr", "seed", "run", "state", "progress", "loss", "evaluation", "tokens/s", "beat", "slurm", "error"):
+        numbers = ("progress", "loss", "evaluation", "tokens/s", "beat")
+        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
     for entry in board.entries:
         if all_runs or len(board.entries) <= MOST_ROWS or states[entry.digest] != "done":
             table.add_row(*_row(board, entry, states[entry.digest], queued.get(entry.digest)))
@@ -102,9 +103,8 @@ def queue_of(board: Board) -> tuple[dict[str, slurm.Queued], list[str]]:
 
 def _row(board: Board, entry: Entry, state: str, place: slurm.Queued | None) -> list[str]:
     last = _last_metrics(entry.directory)
-    step, loss, speed = last.get("step", 0), last.get("loss"), last.get("tokens_per_second")
-    result = read_object(entry.directory / "summary.json").get("eval_loss") if state == "done" else None
-    loss = loss if result is None else result
+    step, speed = last.get("step", 0), last.get("tokens_per_second")
+    result = read_object(entry.directory / "summary.json").get("eval_loss") if state == "done" else last.get("eval/loss")
     claim = entry.directory / "claim"
     kind = class_of(entry.directory, board.study_dir, entry.digest)
     status = read_status(entry.directory)
@@ -117,7 +117,7 @@ def _row(board: Board, entry: Entry, state: str, place: slurm.Queued | None) -> 
         entry.digest[:8],
         state,
         f"{min(step / entry.steps, 1):.0%}" if step else "",
-        f"{loss:.4f}" if isinstance(loss, int | float) else "",
+        *(f"{value:.4f}" if isinstance(value, int | float) else "" for value in (last.get("loss"), result)),
         f"{speed:,.0f}" if isinstance(speed, int | float) and state == "running" else "",
         f"{max(0.0, time.time() - claim.stat().st_mtime):.0f} s" if state == "running" and claim.exists() else "",
         f"{place.job} {place.state.lower()}{reason}" if place else "",
@@ -126,15 +126,16 @@ def _row(board: Board, entry: Entry, state: str, place: slurm.Queued | None) -> 
 
 
 def _last_metrics(directory: Path) -> dict[str, Any]:
-    """The last row of training that is whole, without reading the whole file."""
+    """The last whole row of training with the last evaluation, without reading the whole file."""
     try:
         with open(directory / "metrics.jsonl", "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - TAIL_BYTES))
-            rows = [row for row in metric_rows(file.read().splitlines()) if "loss" in row]
+            rows = list(metric_rows(file.read().splitlines()))
     except OSError:
         return {}
-    return rows[-1] if rows else {}
+    steps, evaluations = ([row for row in rows if key in row] for key in ("loss", "eval/loss"))
+    return {**(steps[-1] if steps else {}), **({"eval/loss": evaluations[-1]["eval/loss"]} if evaluations else {})}
 
 
 def wait(argv: Sequence[str]) -> int:
@@ -227,7 +228,7 @@ def _stop(entries: Sequence[Entry]) -> int:
 def retry(argv: Sequence[str]) -> int:
     """Runs again what has no result, by the class of its end; a failed run has one, and is left."""
     parser = _parser("retry")
-    parser.add_argument("--failed", choices=FAILED, default="all", help="only runs that ended so (all)")
+    parser.add_argument("--failed", choices=FAILED, default="all", help="only runs that ended so; all: whatever has no result (all)")
     flags = parser.parse_args(argv)
     with _opened(flags) as control:
         console = plain_console()

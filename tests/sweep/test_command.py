@@ -127,6 +127,13 @@ WRONG = {
     "sweep=no/such.yaml": ["no/such.yaml", "no such file"],
     "sweep=norm norm=dyt,none": ["norm", "arms are what the study says"],
     "sweep=norm rerun=true": ["rerun", "retry"],
+    "sweep=norm norm=dyt": ["norm", "what arms of norm differ in", "a study of your own"],
+    "sweep=norm norm.eps=1e-3": ["norm.eps", "what arms of norm differ in"],
+    "sweep=gpt2_to_llama3 ladder.to=gemma2": ["ladder.to", "key of study files"],
+    "-m norm=rmsnorm,layernorm tuning.extend=1": ["tuning.extend", "key of study files"],
+    "-m norm=rmsnorm,layernorm margin.nats=-1": ["margin.nats", "greater than 0"],
+    "-m norm=rmsnorm,layernorm margin=0.01": ["margin", "margin.nats=0.01"],
+    "-m norm=glob(layrnorm*)": ["norm", "glob(layrnorm*)", "fits none of"],
     "sweep=norm model.widht=64": ["set", "model.widht", "did you mean 'width'"],
     "sweep=norm optim.lr=1e-3": ["optim.lr", "tuning"],
     "status": ["status", "STUDY"],
@@ -200,6 +207,14 @@ def test_a_results_folder_that_is_a_file_is_one_message(short: list[str], capsys
     own = [word for word in short if not word.startswith("results_dir=")]
     assert ablate("-m", "norm=rmsnorm,layernorm", *own, "results_dir=taken", "study=a") == 1
     assert capsys.readouterr().err.strip().endswith("taken/a: not a directory")
+
+
+def test_a_results_folder_that_nobody_can_make_is_one_message(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    own = [word for word in short if not word.startswith("results_dir=")]
+    assert ablate("-m", "norm=rmsnorm,layernorm", *own, "results_dir=/proc/none", "study=a") == 2
+    err = capsys.readouterr().err
+    assert "results_dir" in err
+    assert "/proc/none/a cannot be made" in err
 
 
 def test_a_run_whose_result_is_lost_is_trained_again(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -377,6 +392,32 @@ def test_a_grid_may_name_one_configuration_twice(short: list[str], capsys: pytes
     out = capsys.readouterr().out
     assert "window_32 is the same configuration as baseline: its runs are run once" in out
     assert len(plan_of("mine")["cells"]) == 2
+
+
+def test_a_name_whose_runs_are_those_of_another_study_is_refused(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["-m", "norm=layernorm,dyt", "study=mine", *short]
+    other = [text.replace("train.tokens=8192", "train.tokens=4096") for text in command]
+    assert ablate(*command) == 0
+    before = {path: path.read_bytes() for path in Path("results/mine").rglob("*") if path.is_file()}
+    for words in (["dry_run=true"], []):
+        assert ablate(*other, *words) == 2
+        assert "'mine' is the name of another study, none of whose 2 runs is one of these: study=NAME" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path("results/mine").rglob("*") if path.is_file()} == before
+    assert ablate("-m", "norm=layernorm,rmsnorm", "study=mine", *short, "dry_run=true") == 0
+    assert "this study has changed since it was last asked for" in capsys.readouterr().out
+
+
+def test_a_margin_may_be_told_on_the_command_line(short: list[str]) -> None:
+    assert ablate("-m", "norm=layernorm,dyt", "study=mine", "margin.nats=0.02", *short) == 0
+    assert (read_yaml(Path("results/mine/study.yaml")) or {})["study"]["margin"] == {"tokens": None, "nats": 0.02}
+
+
+def test_a_plan_says_what_slurm_will_be_asked_for(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["hydra/launcher=slurm", "hydra.launcher.partition=gpu", "hydra.launcher.timeout_min=90", "dry_run=true"]
+    assert ablate("-m", "norm=layernorm,dyt", *short, *options) == 0
+    said = capsys.readouterr().out
+    assert "on Slurm: array jobs, a task for each of 2 runs: timeout_min=90 partition=gpu" in said
+    assert "None" not in said
 
 
 def test_an_arm_on_other_data_is_said_before_it_is_run(short: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def analyse(loaded: Loaded, margin: float | None = None) -> Analysis:
         ladder=ladder_of(table),
         scale=scale_of(table, arms),
         identity=identity_of(table, arms, known_margin, baseline),
-        method=method_of(loaded.meta, known_margin, alpha, table.metric, blocks or len(loaded.meta.blocks)),
+        method=method_of(loaded.meta, known_margin, alpha, table.metric, any(known.is_pooled for known in families)),
         missing=missing(table),
     )
 

@@ -24,7 +24,7 @@ def banners(table: Table, arms: list[ArmResult], families: list[Family], margin:
     found += [
         Banner("amber", f"{arm} is left out of the pooled noise and judged by its own: {reason}")
         for family in families
-        if any(contrast.method == "pooled blocks" for contrast in family.contrasts.values())
+        if family.is_pooled
         for arm, reason in family.left_pool.items()
     ]
     meta = table.loaded.meta

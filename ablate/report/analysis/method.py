@@ -6,8 +6,8 @@ from ablate.report.analysis.shapes import Margin
 from ablate.report.load import StudyMeta
 
 
-def method_of(meta: StudyMeta, margin: Margin, alpha: float, metric: str, blocks: int) -> list[str]:
-    """Paragraphs of the section on method and limits; `blocks`: how many are judged."""
+def method_of(meta: StudyMeta, margin: Margin, alpha: float, metric: str, pooled: bool) -> list[str]:
+    """Paragraphs of the section on method and limits; `pooled`: whether arms are judged by the noise of all."""
     tuned = (
         f"Each arm was tuned on the same learning rates ({', '.join(f'{rate:g}' for rate in meta.tuning_rates)}; an optimum at an end adds "
         f"points) with the seeds {', '.join(map(str, meta.tuning_seeds))}, and judged on fresh seeds at its own best rate."
@@ -16,10 +16,8 @@ def method_of(meta: StudyMeta, margin: Margin, alpha: float, metric: str, blocks
     )
     own = (
         "the t interval of the arm's own paired differences"
-        if blocks >= 6
-        else (
-            "the t interval of a randomised-block model, the noise of all arms pooled; an arm that is noisier than the rest keeps its own"
-        )
+        if not pooled
+        else ("the t interval of a randomised-block model, the noise of all arms pooled; an arm of other noise keeps its own")
     )
     offsets = ", ".join(meta.seed_offsets)
     return [

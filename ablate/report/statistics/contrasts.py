@@ -57,6 +57,11 @@ class Family(NamedTuple):
     pooled: dict[str, Contrast]  # of the arms in the pool
     left_pool: dict[str, str]  # arm -> reason
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether any arm is judged by the noise of all."""
+        return any(contrast.method == "pooled blocks" for contrast in self.contrasts.values())
+
 
 class Equivalence(NamedTuple):
     """Two one-sided tests of a difference within -margin..margin; low..high lies within exactly where p is below the level."""

@@ -80,8 +80,8 @@ def judge(
 
     The first that applies: NOT COMPARABLE (`unmatched`: arm -> reason), NOT TUNED (`untuned`: arm -> the end of the grid where its best
     rate lies), UNSTABLE (`failed`: arm -> (failures, runs)), SCREEN ONLY (one block, or two without six degrees of freedom from other
-    arms). What makes the baseline NOT TUNED or UNSTABLE does so to every arm. Then, with intervals and tests corrected by Holm over all
-    arms that are not `exploratory`, for differences and for equivalence apart:
+    arms). What makes the baseline NOT TUNED does so to every arm, what makes it UNSTABLE to every arm of which a run has ended. Then, with
+    intervals and tests corrected by Holm over all arms that are not `exploratory`, for differences and for equivalence apart:
 
     EQUIVALENT: equivalence tests at +-margin reject at alpha. BETTER, WORSE: not so, and the interval excludes 0. Else INCONCLUSIVE.
     Without a margin nothing is EQUIVALENT. Raises ValueError for a margin that is not positive.
@@ -90,7 +90,8 @@ def judge(
     rules = _Rules(baseline, margin, alpha, failures, untuned or {}, unmatched or {}, exploratory)
     known = family(losses, baseline, failures)
     tested = _tested(known, rules)
-    return {arm: _judgement(arm, known, tested, rules) for arm in losses if arm != baseline}
+    started = {arm for arm, values in losses.items() if values} | failures.keys()
+    return {arm: _judgement(arm, known, tested, rules, arm in started) for arm in losses if arm != baseline}
 
 
 def _tested(known: Family, rules: _Rules) -> dict[str, _Tests]:
@@ -122,13 +123,14 @@ def _screen(contrast: Contrast) -> bool:
     return contrast.n == 1 or (contrast.n == 2 and contrast.method != "pooled blocks")
 
 
-def _judgement(arm: str, known: Family, tested: Mapping[str, _Tests], rules: _Rules) -> Judgement:
+def _judgement(arm: str, known: Family, tested: Mapping[str, _Tests], rules: _Rules, started: bool) -> Judgement:
+    """`started`: a run of the arm has ended, well or not."""
     contrast, tests = known.contrasts.get(arm), tested.get(arm)
     needed = None
     if contrast is not None and (tests is None or _word(contrast, tests, rules.alpha) == "INCONCLUSIVE"):
         needed = _blocks_needed(contrast, known, arm, len(tested), rules)
     of_losses = _of_losses(arm, contrast, tests, needed, rules)
-    barred = _barred(arm, rules)
+    barred = _barred(arm, rules, started)
     registered = tests if arm not in rules.exploratory else None
     return Judgement(
         verdict=barred or of_losses,
@@ -145,7 +147,7 @@ def _judgement(arm: str, known: Family, tested: Mapping[str, _Tests], rules: _Ru
     )
 
 
-def _barred(arm: str, rules: _Rules) -> Verdict | None:
+def _barred(arm: str, rules: _Rules, started: bool) -> Verdict | None:
     """The verdict that no loss can change, if there is one."""
     if arm in rules.unmatched:
         return Verdict("NOT COMPARABLE", rules.unmatched[arm])
@@ -155,7 +157,7 @@ def _barred(arm: str, rules: _Rules) -> Verdict | None:
         return Verdict("NOT TUNED", "; ".join(ends))
     who = {arm: "", rules.baseline: "the baseline "}
     counts = [f"{name}{rules.failed[key][0]}/{rules.failed[key][1]} failed" for key, name in who.items() if key in rules.failed]
-    return Verdict("UNSTABLE", "; ".join(counts)) if counts else None
+    return Verdict("UNSTABLE", "; ".join(counts)) if counts and started else None
 
 
 def _word(contrast: Contrast, tests: _Tests, alpha: float) -> str:

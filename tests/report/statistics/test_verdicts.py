@@ -200,6 +200,11 @@ def test_a_margin_that_is_not_positive_is_refused(margin: float) -> None:
         judge(pair(0.0), "base", margin)
 
 
+def test_a_baseline_that_failed_makes_no_arm_unstable_of_which_nothing_has_ended() -> None:
+    found = judge({"a": {}, "b": {0: 2.0}, "c": {}, "d": {}}, "a", None, failed={"a": (1, 1), "d": (1, 2)})
+    assert [found[arm].verdict.word for arm in "bcd"] == ["UNSTABLE", "SCREEN ONLY", "UNSTABLE"]
+
+
 def test_an_empty_study_has_no_judgements() -> None:
     assert judge({}, "base", 0.01) == {}
     assert judge({"base": {0: 2.0}}, "base", 0.01) == {}
