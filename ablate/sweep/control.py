@@ -40,6 +40,9 @@ from ablate.sweep.show import launch_lines, match_lines, show_plan, shown_state,
 from ablate.sweep.snapshot import OWN_CONF, snapshot
 from ablate.sweep.study import parse_study
 
+OF_ARMS = ("set", "design", "baseline", "arms", "axes", "changes", "ladder")
+"""Keys of a study that make its arms what they are."""
+
 DONE, SOME_FAILED, COME_BACK, INTERRUPTED = 0, 1, 75, 130
 POLL_SECONDS = 10.0
 LOCK_SECONDS = 600.0
@@ -144,19 +147,27 @@ class Control:
         return plan
 
     def _refuse_another(self, plan: Plan) -> None:
-        """A name whose runs, of which some have ended, are all of another study: to go on would take their report away."""
+        """A name whose runs, of which some have ended, are all of other arms: to go on would take their report away. Seeds may differ."""
         cells = read_object(self.study_dir / "plan.json").get("cells", [])
         before = {
             str(cell["hash"]): Path(str(cell["directory"])) for cell in cells if isinstance(cell, dict) and {"hash", "directory"} <= {*cell}
         }
         if before.keys() & {cell.digest for cell in plan.cells} or not any(state_of(path) in ENDED for path in before.values()):
             return
+        now, then = self._studies()
+        if all(now.get(key) == then.get(key) for key in OF_ARMS):
+            return
         message = f"{self.told.name!r} is the name of another study, none of whose {len(before)} runs is one of these"
         raise ConfigError.at("study", f"{message}: study=NAME gives this one a name of its own ({self.study_dir})")
 
     def _changed(self) -> bool:
-        before = read_yaml(self.study_dir / "study.yaml")
-        return before is not None and before.get("study") != yaml.safe_load(yaml.safe_dump(self.told.study))
+        now, then = self._studies()
+        return bool(then) and now != then
+
+    def _studies(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The study that is asked for, and the one that is on disk; empty where there is none."""
+        before = (read_yaml(self.study_dir / "study.yaml") or {}).get("study")
+        return yaml.safe_load(yaml.safe_dump(self.told.study)), before if isinstance(before, dict) else {}
 
     def _hours(self, plan: Plan, seconds: Mapping[str, float]) -> float | None:
         todo = plan.unfinished()

@@ -403,6 +403,7 @@ def test_a_name_whose_runs_are_those_of_another_study_is_refused(short: list[str
         assert ablate(*other, *words) == 2
         assert "'mine' is the name of another study, none of whose 2 runs is one of these: study=NAME" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in Path("results/mine").rglob("*") if path.is_file()} == before
+    assert ablate("-m", "norm=layernorm,dyt", "seed=7", "study=mine", *short, "dry_run=true") == 0  # seeds make no other study
     assert ablate("-m", "norm=layernorm,rmsnorm", "study=mine", *short, "dry_run=true") == 0
     assert "this study has changed since it was last asked for" in capsys.readouterr().out
 
