@@ -80,8 +80,8 @@ def _view(board: Board, all_runs: bool) -> tuple[Group, bool]:
     known = {digest: "lost" if state == "new" and digest in submitted else state for digest, state in directories.items()}
     states = {digest: shown_state(state, queued.get(digest)) for digest, state in known.items()}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("arm", "lr", "seed", "run", "state", "progress", "loss", "evaluation", "tokens/s", "beat", "slurm", "error"):
-        numbers = ("progress", "loss", "evaluation", "tokens/s", "beat")
+    numbers = ("progress", "loss", "evaluation", "tokens/s", "beat")
+    for name in ("arm", "lr", "seed", "run", "state", *numbers, "slurm", "error"):
         table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
     for entry in board.entries:
         if all_runs or len(board.entries) <= MOST_ROWS or states[entry.digest] != "done":

@@ -15,9 +15,9 @@ def method_of(meta: StudyMeta, margin: Margin, alpha: float, metric: str, pooled
         else "No arm was tuned: all have the learning rate of the setting, and the answer holds for that rate alone."
     )
     own = (
-        "the t interval of the arm's own paired differences"
-        if not pooled
-        else ("the t interval of a randomised-block model, the noise of all arms pooled; an arm of other noise keeps its own")
+        "the t interval of a randomised-block model, the noise of all arms pooled; an arm of other noise keeps its own"
+        if pooled
+        else "the t interval of the arm's own paired differences"
     )
     offsets = ", ".join(meta.seed_offsets)
     return [

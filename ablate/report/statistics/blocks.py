@@ -83,9 +83,9 @@ def doubles(losses: Losses, baseline: str) -> dict[str, str]:
     from scipy.special import fdtr
 
     pool, left = list(dict.fromkeys([baseline, *losses])), dict[str, str]()
+    spread = {(a, b): _spread(losses[a], losses[b]) for a in pool for b in pool if a != b}
     while len(pool) > 2:
         level, found = DOUBLE_LEVEL / math.comb(len(pool), 2), list[tuple[float, str, str]]()
-        spread = {(a, b): _spread(losses[a], losses[b]) for a in pool for b in pool if a != b}
         for place, arm in enumerate(pool):
             for other in pool[:place]:
                 variance, n = spread[arm, other]
